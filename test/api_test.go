@@ -128,6 +128,7 @@ func TestReplay(t *testing.T) {
 
 // A token lets its owner do over TCP what its role says, until its line is removed.
 func TestTCP(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg)

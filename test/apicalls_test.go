@@ -172,6 +172,7 @@ func (c *caller) answers(call, body string, header ...string) (all []map[string]
 // What a node is asked by programs that are not its own: over plain HTTP and JSON, as the OpenAPI description
 // has it, and over gRPC. Whatever fails has a code, a remedy and the form that is described.
 func TestAPI(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg)

@@ -62,6 +62,7 @@ func whys(rec spec.Record, what string) string {
 
 // A container is saved, and others start from it.
 func TestCheckpoint(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := slowApp(t, reg, nil)
 	m := newMachine(t, reg).start()
@@ -158,6 +159,7 @@ func (b *checkpointBed) end() {
 
 // What differs boots, and the record says why.
 func TestCheckpointFit(t *testing.T) {
+	t.Parallel()
 	b := newCheckpointBed(t, "")
 	for says, flags := range map[string][]string{
 		`restore: arguments differ: -"80" +"81"`:     {"--ready", "http:81/", b.img.Ref, "slow", "81"},
@@ -227,6 +229,7 @@ func (b *checkpointBed) otherCPU(feature string) {
 // Eight containers start from one checkpoint at once, each with an address and
 // a name of its own.
 func TestCheckpointClones(t *testing.T) {
+	t.Parallel()
 	b := newCheckpointBed(t, "")
 	b.must("deploy", "--count", "8", "--parallel", "8", "--name", "clone", "--net", "bridge", "--ready",
 		"http:80/", "--restore", "always", b.img.Ref)
@@ -256,6 +259,7 @@ func TestCheckpointClones(t *testing.T) {
 
 // Damaged data are found, and the container boots.
 func TestCheckpointDamaged(t *testing.T) {
+	t.Parallel()
 	b := newCheckpointBed(t, "")
 	files, err := filepath.Glob(filepath.Join(b.root, "checkpoints", "store", "*.data"))
 	if err != nil || len(files) != 1 {
@@ -293,6 +297,7 @@ func TestCheckpointDamaged(t *testing.T) {
 // A checkpoint that fails again and again is not tried any more: here what the
 // image wants to be run after a restore fails.
 func TestCheckpointQuarantine(t *testing.T) {
+	t.Parallel()
 	b := newCheckpointBed(t, "", "dewpoint.restore.after", "/app exit 3")
 	for i := range 4 {
 		name := fmt.Sprint("c", i)
@@ -321,6 +326,7 @@ func TestCheckpointQuarantine(t *testing.T) {
 
 // A node without CRIU says so, and boots.
 func TestCheckpointWithoutCRIU(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := slowApp(t, reg, nil)
 	m := newMachine(t, reg)
@@ -352,6 +358,7 @@ func TestCheckpointWithoutCRIU(t *testing.T) {
 // A checkpoint is made of a container that asks for it, once it is ready, and
 // many containers in a row leave nothing behind: as many as DEWPOINT_RESTORES says.
 func TestCheckpointAgainAndAgain(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := slowApp(t, reg, map[string]string{"dewpoint.checkpoint": "auto"})
 	m := newMachine(t, reg).start()
@@ -416,6 +423,7 @@ func restores(t *testing.T) int {
 
 // Another node of the PoP starts from what one has saved, and a third one from what was saved of that.
 func TestCheckpointInPoP(t *testing.T) {
+	t.Parallel()
 	p := newPoP(t, popbed.Config{Store: popbed.Dir, StoreBytes: 1 << 30})
 	img := p.reg.PushImage("team/slow:1", appLayers(t, 0), appOptions("slow", "80"))
 	request := spec.Request{Image: img.Ref, Name: "web", Net: "host", Ready: "http:80/", Checkpoint: true}
@@ -452,6 +460,7 @@ func newLateBed(t *testing.T, mb int, above string) (m *machine, img registrytes
 // Memory that comes while the processes run is what was saved, from the data file and from
 // what is unpacked, for one and for several at once.
 func TestCheckpointLazily(t *testing.T) {
+	t.Parallel()
 	m, img, flags, sum := newLateBed(t, 96, "1MB")
 	clones := func() {
 		t.Helper()
@@ -512,6 +521,7 @@ func (m *machine) unpackedMemory() []string {
 // Memory that is not unpacked here comes while the processes run also from somewhat below that size on, for
 // one restore at once, and is unpacked for those that follow.
 func TestCheckpointLazilyUnpacked(t *testing.T) {
+	t.Parallel()
 	m, img, flags, sum := newLateBed(t, 96, "120MB")
 	m.loseUnpacked(t)
 	came := func() int {
@@ -564,6 +574,7 @@ func TestCheckpointLazilyUnpacked(t *testing.T) {
 // A dewd that dies while memory is coming leaves no container with wrong memory: it is whole, or dead, and
 // then the next dewd starts it anew.
 func TestCheckpointLazilyKilled(t *testing.T) {
+	t.Parallel()
 	m, img, flags, sum := newLateBed(t, 400, "1MB")
 	_, url := m.boot(t, "clone", img.Ref, flags...)
 	m.kill()

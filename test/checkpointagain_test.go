@@ -20,6 +20,7 @@ import (
 // A clone is saved as what it is by then, with the files that it was restored with, and so is
 // a clone of that.
 func TestCheckpointOfClone(t *testing.T) {
+	t.Parallel()
 	b := newCheckpointBed(t, "")
 	state := b.born
 	for i := range 3 {
@@ -54,6 +55,7 @@ func TestCheckpointOfClone(t *testing.T) {
 
 // A clone whose memory is on its way is saved when all of it is there.
 func TestCheckpointOfLateClone(t *testing.T) {
+	t.Parallel()
 	m, img, flags, sum := newLateBed(t, 192, "1MB")
 	for i := range 2 {
 		name := fmt.Sprint("clone-", i)
@@ -113,6 +115,7 @@ func (p *pop) saveClone(i int, name string) {
 // Nodes that have no store in common give checkpoints to each other: one that another made, and one that
 // was made of a clone of it.
 func TestCheckpointFromPeers(t *testing.T) {
+	t.Parallel()
 	p := newPoP(t, popbed.Config{Nodes: 3, Store: popbed.None})
 	img := p.reg.PushImage("team/slow:1", appLayers(t, 0), appOptions("slow", "80"))
 	request := spec.Request{Image: img.Ref, Name: "web", Net: "host", Ready: "http:80/", Checkpoint: true}

@@ -162,6 +162,7 @@ func yards() map[string]bool {
 // CRIU that is killed in the middle of a dump leaves a container that runs on, with its clients, and
 // nothing else; the next dump is as good as any.
 func TestCheckpointDumpKilled(t *testing.T) {
+	t.Parallel()
 	c, config := newStepped(t)
 	b := newCheckpointBed(t, config)
 	_, url := b.boot(t, "saved", b.img.Ref, "--restore", "never", "-e", "MEMORY_MB=160")
@@ -247,7 +248,8 @@ func (m *machine) rules(t *testing.T, name string) string {
 	return string(all)
 }
 
-// CRIU that is killed in the middle of a restore leaves nothing, and the container boots.
+// CRIU that is killed in the middle of a restore leaves nothing, and the container boots. What it leaves has
+// the same names for all nodes of a machine, so no other test kills it at the same time.
 func TestCheckpointRestoreKilled(t *testing.T) {
 	c, config := newStepped(t)
 	b := newCheckpointBed(t, config)
@@ -305,6 +307,7 @@ func TestCheckpointRestoreKilled(t *testing.T) {
 // A dewd that is killed while CRIU saves or restores leaves nothing: the container that is saved runs on, one
 // that is restored runs, whole, or is gone. The next dewd serves before CRIU has ended.
 func TestCheckpointKilled(t *testing.T) {
+	t.Parallel()
 	c, config := newStepped(t)
 	b := newCheckpointBed(t, config)
 	const memory = "MEMORY_MB=96"

@@ -12,6 +12,7 @@ import (
 
 // A node on which no engine of checkpoints works names what each lacks, and boots as ever.
 func TestCheckpointWithoutEngines(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := slowApp(t, reg, nil)
 	m := newMachine(t, reg)

@@ -27,6 +27,7 @@ func newMeasured(t *testing.T) (*machine, *registrytest.Server) {
 // file mounted read-only in the same place they boot, and so they do when the image's name means another
 // image.
 func TestCheckpointMeasured(t *testing.T) {
+	t.Parallel()
 	m, reg := newMeasured(t)
 	img := slowApp(t, reg, nil)
 	conf := filepath.Join(t.TempDir(), "app.conf")
@@ -81,6 +82,7 @@ func TestCheckpointMeasured(t *testing.T) {
 // An image that declares a volume keeps state: it is not saved unasked, nor does one start from what was
 // saved of it unless somebody insists.
 func TestCheckpointVolumes(t *testing.T) {
+	t.Parallel()
 	m, reg := newMeasured(t)
 	o := appOptions("slow", "80")
 	o.Config.Volumes = map[string]struct{}{"/data": {}}
@@ -165,6 +167,7 @@ func (m *machine) identityOf(name, url string) (id identity) {
 // Each clone has a machine ID, a MAC address and a cgroup with a limit of its own, and its own value of a
 // variable that may differ; its processes have the one that was saved.
 func TestCheckpointIdentity(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	const was = "0123456789abcdef0123456789abcdef\n"
 	layers := append(appLayers(t, 0),

@@ -28,6 +28,7 @@ func (m *machine) saved(t *testing.T) spec.Checkpoint {
 // An image that knows nothing of checkpoints is saved and restored by what its containers' own
 // labels say; a file that is bound in is a hook as one of the image is.
 func TestCheckpointOwnLabels(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := slowApp(t, reg, nil)
 	m := newMachine(t, reg).start()
@@ -81,6 +82,7 @@ func TestCheckpointOwnLabels(t *testing.T) {
 // the next one has all of it run again, and tells of the container when that is done. One of which that
 // fails is taken back.
 func TestCheckpointHookKilled(t *testing.T) {
+	t.Parallel()
 	b := newCheckpointBed(t, "", "dewpoint.restore.after", "/app once /hooked 1m")
 	for _, detached := range []bool{true, false} {
 		name := fmt.Sprint("clone-", detached)
@@ -117,6 +119,7 @@ func TestCheckpointHookKilled(t *testing.T) {
 // Clones of interpreters that have agents draw other random numbers. The image asks for one of
 // Python; those of Node and the JVM are images that know of none, whose containers do.
 func TestCheckpointAgents(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	m := newMachine(t, reg).start()
 	draws := drawPrograms(t)
@@ -177,6 +180,7 @@ func TestCheckpointAgents(t *testing.T) {
 // A container that is started anew, since its memory was lost when dewd was killed, is one that has booted:
 // it has what its agents need, and is saved as any other.
 func TestCheckpointStartedAnew(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	m := newMachine(t, reg)
 	m.config += "[checkpoint]\nlazy_above = \"1MB\"\n"

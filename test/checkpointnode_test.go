@@ -26,6 +26,7 @@ import (
 
 // Who saves one container at once gets a checkpoint each, one after the other.
 func TestCheckpointAtOnce(t *testing.T) {
+	t.Parallel()
 	b := newCheckpointBed(t, "")
 	_, url := b.boot(t, "saved", b.img.Ref, "--restore", "never")
 	results := make(chan result, 3)
@@ -47,6 +48,7 @@ func TestCheckpointAtOnce(t *testing.T) {
 // A caller of the role deploy starts from checkpoints of containers that it has deployed itself, and from
 // those that an administrator has made for all, and from no other: they hold what was in others' memory.
 func TestCheckpointOwner(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := slowApp(t, reg, nil)
 	m := newMachine(t, reg)
@@ -146,6 +148,7 @@ func (m *machine) room(free uint64) {
 // A dump onto a full disk leaves a container that runs and no checkpoint; a restore that finds no
 // room boots.
 func TestCheckpointDiskFull(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := slowApp(t, reg, nil)
 	m := newMachine(t, reg)
@@ -234,6 +237,7 @@ func TestCheckpointClock(t *testing.T) {
 // A clone has the locks that were held. As long as somebody else holds one, the restore does not wait for
 // ever, and the error says who.
 func TestCheckpointLocked(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := slowApp(t, reg, nil)
 	m := newMachine(t, reg).start()
@@ -268,6 +272,7 @@ func TestCheckpointLocked(t *testing.T) {
 // What cannot be saved boots, and an event tells why no checkpoint was made of it: on a node
 // without CAP_SYS_RESOURCE all that is not root's.
 func TestCheckpointOfUser(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	o := appOptions("serve", "8080")
 	o.Config.User, o.Config.Labels = "1000:1000", map[string]string{"dewpoint.checkpoint": "auto"}
@@ -303,6 +308,7 @@ func TestCheckpointOfUser(t *testing.T) {
 
 // A node whose containerd is the system's saves and restores as one with its own.
 func TestCheckpointSystemContainerd(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := slowApp(t, reg, nil)
 	m := newMachine(t, reg)
@@ -326,6 +332,7 @@ func TestCheckpointSystemContainerd(t *testing.T) {
 // A container whose memory is lost while it comes does not stay down: before it is ready it boots
 // instead, later it is started anew.
 func TestCheckpointLazilyLost(t *testing.T) {
+	t.Parallel()
 	m, img, flags, _ := newLateBed(t, 192, "1MB")
 	files, err := filepath.Glob(filepath.Join(m.root, "checkpoints", "store", "*.data"))
 	if err != nil || len(files) != 1 {

@@ -16,6 +16,7 @@ import (
 // ctr and nerdctl on the system's containerd, old and new, run the image that
 // dewd has, from mounted files.
 func TestClients(t *testing.T) {
+	t.Parallel()
 	for _, v := range []containerdtest.Version{containerdtest.V16, containerdtest.V24} {
 		t.Run(string(v), func(t *testing.T) { testClients(t, v) })
 	}

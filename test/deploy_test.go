@@ -141,6 +141,7 @@ func names(prefix string, n int) []string {
 // connected, and once more while the next one takes them up. In the end each is done or has failed
 // with a reason, the detached ones are all done, none is there twice, and nothing else is left.
 func TestKilledWhileItDeploysMany(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg).start()
@@ -214,6 +215,7 @@ func (m *machine) done(t *testing.T) int {
 // containerd is killed, or told to end, in the middle of some deployments: each is done or has failed with a
 // reason, nothing else is left, and the node deploys again.
 func TestContainerdKilledWhileMany(t *testing.T) {
+	t.Parallel()
 	for name, signal := range map[string]unix.Signal{"killed": unix.SIGKILL, "ended in order": unix.SIGTERM} {
 		t.Run(name, func(t *testing.T) { containerdEndsWhileMany(t, signal) })
 	}
@@ -253,6 +255,7 @@ func containerdEndsWhileMany(t *testing.T, signal unix.Signal) {
 // Who waits can be called off, in the queue and while it is being deployed; nothing of it is left, and who
 // waited for it is told.
 func TestCancelQueuedAndRunning(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg).start()
@@ -308,6 +311,7 @@ func TestCancelQueuedAndRunning(t *testing.T) {
 // The same key is the same deployment: joined, replayed, refused for another request; free
 // again when its client went away. A deadline ends what is late.
 func TestKeysAndDeadlines(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg).start()
@@ -395,6 +399,7 @@ func TestKeysAndDeadlines(t *testing.T) {
 
 // What strangers send is refused, or ends with their connection; it harms nobody else.
 func TestGarbage(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t, nil).start()
 	socket := filepath.Join(m.state, "dewd.sock")
 	head := "POST /dewpoint.v1.Node/DeployMany HTTP/1.1\r\nHost: x\r\nContent-Type: application/connect+proto\r\nConnect-Protocol-Version: 1\r\n"

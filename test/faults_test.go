@@ -22,6 +22,7 @@ import (
 // What can go wrong with a registry gives one clear line and its exit code,
 // leaves nothing visible, and the next pull succeeds.
 func TestRegistryFaults(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 3<<20), appOptions())
 	big := img.Layers[2]
@@ -90,6 +91,7 @@ func errorLines(s string) []string {
 }
 
 func TestUnreachableRegistry(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t, nil).start()
 	host := "127.0.0.1:" + freePort(t)
 	r := m.dew("pull", host+"/app:1")
@@ -107,12 +109,13 @@ func TestUnreachableRegistry(t *testing.T) {
 
 // kill -9 of dewd in the middle of a pull costs at most 8 MiB fetched again.
 func TestKilledPullResumes(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	layers := appLayers(t, 48<<20)
 	img := reg.PushImage("app:1", layers, appOptions())
 	big := img.Layers[2]
 	m := newMachine(t, reg).start()
-	reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 12 << 20, Digest: big.Digest})
+	reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 5 << 20, Digest: big.Digest})
 	pull := exec.Command(filepath.Join(programs, "dew"), "-H", "unix://"+m.state+"/dewd.sock", "pull", img.Ref)
 	if err := pull.Start(); err != nil {
 		t.Fatal(err)
@@ -133,11 +136,12 @@ func TestKilledPullResumes(t *testing.T) {
 
 // A registry that goes away in the middle and comes back is waited for.
 func TestRegistryRestart(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 24<<20), appOptions())
 	big := img.Layers[2]
 	m := newMachine(t, reg).start()
-	reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 12 << 20, Digest: big.Digest})
+	reg.Fail(registrytest.Fault{Do: registrytest.Slow, At: 5 << 20, Digest: big.Digest})
 	pull := exec.Command(filepath.Join(programs, "dew"), "-H", "unix://"+m.state+"/dewd.sock", "pull", img.Ref)
 	if err := pull.Start(); err != nil {
 		t.Fatal(err)
@@ -158,6 +162,7 @@ func TestRegistryRestart(t *testing.T) {
 }
 
 func TestDiskFull(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 48<<20), appOptions())
 	m := newMachine(t, reg)
@@ -183,6 +188,7 @@ func TestDiskFull(t *testing.T) {
 // On a disk that is full dewd starts, says so of what needs room, and prunes: also what a pull has left that
 // found no room.
 func TestStartOnFullDisk(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	small := reg.PushImage("small:1", appLayers(t, 0), appOptions())
 	wide := reg.PushImage("wide:1", append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.Tar(
@@ -238,6 +244,7 @@ func (m *machine) diskUse(dir string) (bytes int64) {
 }
 
 func TestSecondDewd(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t, nil).start()
 	other := exec.Command(filepath.Join(programs, "dewd"), "--root", m.root, "--state", m.state+"2")
 	r := m.run(other)
@@ -249,6 +256,7 @@ func TestSecondDewd(t *testing.T) {
 }
 
 func TestUnprivileged(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t, nil)
 	if err := os.Chmod(programs, 0o755); err != nil {
 		t.Fatal(err)
@@ -261,6 +269,7 @@ func TestUnprivileged(t *testing.T) {
 }
 
 func TestContainerFaults(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	// for s390x
 	s390x := "\x7fELF\x02\x02\x01" + strings.Repeat("\x00", 10) + "\x02\x00\x16" + strings.Repeat("\x00", 100)
@@ -318,6 +327,7 @@ func TestContainerFaults(t *testing.T) {
 
 // What is no registry at all does not make dewd hang or crash.
 func TestNotARegistry(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t, nil).start()
 	l := freePort(t)
 	srv := &http.Server{Addr: "127.0.0.1:" + l,
@@ -333,6 +343,7 @@ func TestNotARegistry(t *testing.T) {
 
 // A dewd that shares only the state directory with another touches nothing of it.
 func TestSecondDewdOnOneState(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t, nil).start()
 	pid := m.privateContainerd()
 	r := m.run(exec.Command(filepath.Join(programs, "dewd"), "--root", m.root+"2", "--state", m.state))
@@ -349,6 +360,7 @@ func TestSecondDewdOnOneState(t *testing.T) {
 
 // A containerd whose socket is gone is found out by doctor and started anew.
 func TestContainerdWithoutSocket(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t, nil).start()
 	pid := m.privateContainerd()
 	if err := os.Remove(filepath.Join(m.state, "containerd", "containerd.sock")); err != nil {

@@ -22,6 +22,7 @@ func (m *machine) fares(name, health string, restarts int) {
 // A container is checked as its image says while it runs. With a policy it is started again when it is not
 // well, without one it runs on. The next dewd knows how it was, and checks on.
 func TestHealth(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	o := appOptions()
 	o.Health = spec.Health{Test: []string{"CMD", "/app", "once", "/once", "0s"}, Interval: time.Hour}

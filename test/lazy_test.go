@@ -241,6 +241,7 @@ func (m *machine) awaitComplete() {
 
 // What a start has waited for, since it was not here, is among the spans of its record.
 func TestWaitsAreSpans(t *testing.T) {
+	t.Parallel()
 	b := newLazyBed(t, "erofs", off+noLearn)
 	rec := b.record("run", "-d", "--name", "web", "--ready", "http:"+b.port+"/sum?"+file(40), b.li.Ref, "serve",
 		b.port)

@@ -83,6 +83,7 @@ func testLazyDatafsDies(t *testing.T, backend string) {
 // While no datafs can start, reads of absent bytes fail after a while and an event names the container; when
 // one can, containers that start are well.
 func TestLazyDatafsAway(t *testing.T) {
+	t.Parallel()
 	b := newLazyBed(t, "erofs", off+noLearn)
 	b.run()
 	b.reads(file(40))

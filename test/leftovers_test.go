@@ -230,6 +230,7 @@ func (m *machine) removeBridge() {
 // A snapshot that containerd has forgotten, as one whose removal was under way when the
 // node lost power, keeps no layer from being removed.
 func TestForgottenSnapshot(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 1<<20), appOptions())
 	m := newMachine(t, reg).start()

@@ -10,6 +10,7 @@ import (
 
 // A container that has ended keeps its files, its output, its name and its port, and starts anew with them.
 func TestStartStopKill(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg).start()

@@ -37,6 +37,7 @@ func (m *machine) measured(t *testing.T) (scrape func() metrics) {
 
 // /healthz says that dewd answers, /readyz that a container could start: not while containerd stands still.
 func TestReadyz(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t, registrytest.New(t))
 	at := net.JoinHostPort("127.0.0.1", freePort(t))
 	m.args = append(m.args, "--http", at)
@@ -122,6 +123,7 @@ func (all metrics) exactly(t *testing.T, want map[series]float64) {
 
 // What nothing uses goes when the cache is beyond its bound, and is counted; what a container uses stays.
 func TestCacheIsBounded(t *testing.T) {
+	t.Parallel()
 	const noise = 16 << 20
 	reg := registrytest.New(t)
 	push := func(name string, seed uint64) registrytest.Pushed {
@@ -157,6 +159,7 @@ func TestCacheIsBounded(t *testing.T) {
 // first, with the layers that no other image needs; what a container has stays, also a stopped one. They
 // start again as if they had never been here.
 func TestIdleImagesLeaveAFullCache(t *testing.T) {
+	t.Parallel()
 	const noise = 12 << 20
 	reg := registrytest.New(t)
 	refs := map[string]string{}

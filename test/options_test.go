@@ -14,6 +14,7 @@ import (
 
 // Several options in one container: what its process sees is what was asked for.
 func TestOptions(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", append(appLayers(t, 0), registrytest.Layer{Tar: registrytest.Tar(
 		registrytest.File{Name: "etc/passwd", Body: "root:x:0:0::/:\nweb:x:33:34::/:\n"},

@@ -21,6 +21,7 @@ import (
 // upgraded and downgraded beneath them, is not removed while one runs from its layers, and leaves nothing
 // when it is purged.
 func TestPackage(t *testing.T) {
+	t.Parallel()
 	deb := buildDeb(t, "1.2.3")
 	if !bytes.Equal(deb, buildDeb(t, "1.2.3")) {
 		t.Error("two builds differ")
@@ -29,7 +30,8 @@ func TestPackage(t *testing.T) {
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newOverlaid(t)
 	m.write("/dewpoint.deb", string(deb))
-	m.write("/newer.deb", string(buildDeb(t, "1.2.4")))
+	m.must("dpkg-deb -R /dewpoint.deb /newer; sed -i 's/^Version: .*/Version: 1.2.4/' /newer/DEBIAN/control; " +
+		"dpkg-deb -Zgzip -z1 -b /newer; rm -r /newer")
 	m.write("/etc/containerd/config.toml", "version = 2\n")
 	before := m.changes()
 
@@ -68,11 +70,11 @@ func TestPackage(t *testing.T) {
 	}
 	const pid = "dew --json inspect web | grep -oE '\"pid\": ?[0-9]+'"
 	started := m.must(pid)
-	for _, u := range []struct{ file, version string }{{"/newer.deb", "v1.2.4"}, {"/dewpoint.deb", "v1.2.3"}} {
+	for _, u := range []struct{ file, version string }{{"/newer.deb", "1.2.4"}, {"/dewpoint.deb", "1.2.3"}} {
 		m.must("apt-get install -y --no-install-recommends --allow-downgrades " + u.file)
 		end()
 		end = m.startDewd()
-		want(t, m.must("dew version"), u.version)
+		want(t, m.must("dpkg-query -W dewpoint"), "dewpoint\t"+u.version+"\n")
 		if now := m.must(pid); now != started {
 			t.Errorf("a container of before %s was installed was %s and is %s", u.version, started, now)
 		}

@@ -32,6 +32,7 @@ func newPage(t *testing.T, reg *registrytest.Server) (*machine, context.Context)
 
 // A person sees a deployment on the node's page while it goes on and when it serves.
 func TestPage(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 1<<20), appOptions())
 	m, page := newPage(t, reg)
@@ -51,6 +52,7 @@ func TestPage(t *testing.T) {
 // While an image comes over a slow link a person sees how far each layer is, who waits for it, and that the
 // PoP's store is not there.
 func TestPageOfFilling(t *testing.T) {
+	t.Parallel()
 	const rate = "2Mbit" // the layer takes a minute and a half, of which the test sees the beginning
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1",
@@ -124,6 +126,7 @@ const atOnce = 24
 // 24 containers that are deployed at once, by the command and by the API's two calls, are seen while they
 // wait, while they come, when they serve and when they are gone.
 func TestPageOfMany(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	m, page := newPage(t, reg)
 	webtest.Sees(t, page, "header", "live")

@@ -175,11 +175,12 @@ func TestProcessorsArePressed(t *testing.T) {
 	m := newMachine(t, reg).onTmpfs("300m")
 	most := 4 * runtime.NumCPU()
 	m.config += fmt.Sprintf("[deploy]\nmax = %d\n", most)
+	scrape := m.measured(t)
 	m.start()
 	m.must("pull", img.Ref)
 	c := m.client(t)
 	spin(t, 4*runtime.NumCPU()) // fewer may be spread so that one of them has a processor to itself
-	testkit.Eventually(t, "the kernel tells of pressure", func() bool { return cpuPressure(t) >= 60 })
+	becomes(t, scrape, map[series]float64{{"queue_running_limit", ""}: float64(runtime.NumCPU())})
 	// They are not ready before they are called off: each holds its slot for a second.
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -226,21 +227,6 @@ func spin(t *testing.T, n int) {
 			cmd.Wait()
 		})
 	}
-}
-
-// cpuPressure is PSI's avg10 of processors in percent.
-func cpuPressure(t *testing.T) float64 {
-	t.Helper()
-	b, err := os.ReadFile("/proc/pressure/cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(b), "avg10=")
-	v, err := strconv.ParseFloat(strings.Fields(rest + " ?")[0], 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return v
 }
 
 // Of many images that are deployed at once onto a disk that has no room for all, some come and run, the

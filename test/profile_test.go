@@ -50,6 +50,7 @@ func script(t *testing.T, text string) string {
 // A profile made by a script becomes a pack, which is published where another
 // node finds it and starts from it.
 func TestProfilePackPush(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	for _, q := range []registrytest.Quirks{{}, {NoReferrers: true}} {
 		t.Run(fmt.Sprintf("%+v", q), func(t *testing.T) {
@@ -139,6 +140,7 @@ func writeKey(t *testing.T, path string) {
 
 // A script that fails leaves neither container nor profile.
 func TestProfileScriptFails(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg)
@@ -166,6 +168,7 @@ func TestProfileScriptFails(t *testing.T) {
 
 // A container that is not ready in time, or ends before, is not left behind.
 func TestProfileNotReady(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg)
@@ -192,6 +195,7 @@ func TestProfileNotReady(t *testing.T) {
 
 // The first ordinary start becomes a pack, and the next ones are not recorded.
 func TestFirstStartIsLearned(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 8<<20), appOptions())
 	for _, backend := range []string{"erofs", "loop"} {
@@ -235,6 +239,7 @@ func TestFirstStartIsLearned(t *testing.T) {
 
 // The recording of a start ends with the container, which leaves nothing mounted.
 func TestRecordingEndsWithItsContainer(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 8<<20), appOptions())
 	m := newMachine(t, reg)

@@ -12,6 +12,7 @@ import (
 
 // The alerts fire when they should, and each metric that they and the dashboard read is one that dewd serves.
 func TestPrometheusFiles(t *testing.T) {
+	t.Parallel()
 	const dir = "../dist/prometheus/"
 	promtool := func(args ...string) {
 		t.Helper()

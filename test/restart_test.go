@@ -42,6 +42,7 @@ func crash(url string) {
 // Containers stay up as their policies say: when they end, when dewd is killed, and when the machine starts
 // again and no registry is there.
 func TestContainersStayUp(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg).start()
@@ -100,6 +101,7 @@ func TestContainersStayUp(t *testing.T) {
 
 // One that ends again and again is seen to, and is ended by a stop, or by rm -f.
 func TestCrashLoopIsSeen(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg).start()
@@ -149,6 +151,7 @@ func TestCrashLoopIsSeen(t *testing.T) {
 
 // A container that was restored starts again by its command.
 func TestRestoredStartsAgain(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions("slow", "80"))
 	m := newMachine(t, reg).start()

@@ -19,6 +19,7 @@ import (
 
 // A deployment from instruction to answer, by each mount backend, and its end.
 func TestRun(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("team/app:1", appLayers(t, 4<<20), appOptions("serve", "80"))
 	for _, backend := range []string{"erofs", "loop", "tree"} {
@@ -71,6 +72,7 @@ func TestRun(t *testing.T) {
 
 // In the foreground dew shows what the container writes and ends as it does.
 func TestForeground(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg).start()
@@ -86,6 +88,7 @@ func TestForeground(t *testing.T) {
 }
 
 func TestNetworksAndLimits(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions("serve", "80"))
 	m := newMachine(t, reg).start()
@@ -116,6 +119,7 @@ func TestNetworksAndLimits(t *testing.T) {
 
 // All layer forms that registries serve come out the same.
 func TestForms(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	m := newMachine(t, reg).start()
 	for i, c := range []registrytest.Layer{
@@ -143,6 +147,7 @@ func TestForms(t *testing.T) {
 }
 
 func Test127Layers(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	layers := appLayers(t, 0)
 	for i := len(layers); i < 127; i++ {
@@ -162,6 +167,7 @@ func Test127Layers(t *testing.T) {
 
 // Deployments at once share the fetch of each layer.
 func TestDeploymentsShareFetches(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 8<<20), appOptions())
 	m := newMachine(t, reg).start()
@@ -189,6 +195,7 @@ func TestDeploymentsShareFetches(t *testing.T) {
 
 // A restart of dewd does not disturb containers, and a reboot needs no registry.
 func TestContainersOutliveDewd(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 1<<20), appOptions())
 	m := newMachine(t, reg).start()
@@ -215,6 +222,7 @@ func TestContainersOutliveDewd(t *testing.T) {
 // dewd that is told to end does so at once and in order: containers and
 // containerd go on, and the next dewd takes them over.
 func TestDaemonEndsInOrder(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg).start()

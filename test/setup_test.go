@@ -16,6 +16,7 @@ import (
 // A containerd that dew setup has joined runs containers from dewd's layers, with the configuration that
 // it had else, and after the undo its file is what it was.
 func TestSetup(t *testing.T) {
+	t.Parallel()
 	for _, v := range []containerdtest.Version{containerdtest.V16, containerdtest.V24} {
 		t.Run(string(v), func(t *testing.T) {
 			reg := registrytest.New(t)

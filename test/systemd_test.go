@@ -119,6 +119,7 @@ func TestServiceManager(t *testing.T) {
 }
 
 func TestCheckConfiguration(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "dewd.toml")
 	for config, want := range map[string]string{"[link]\nlimit = \"5Mbit\"\n": "", "[link]\nlimt = 5\n": "line 2"} {
 		if err := os.WriteFile(file, []byte(config), 0o600); err != nil {

@@ -14,6 +14,7 @@ import (
 // What a package's removal relies on: containers keep dewd on the machine, and without them nothing of it
 // stays but files.
 func TestTeardown(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg).start()

@@ -81,6 +81,7 @@ const (
 // A deployment's spans say where all of its time went, to the record and to the collector
 // alike, below the span of who asked for it; metrics can be scraped meanwhile and count it.
 func TestTraceOfDeployment(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("team/app:1", appLayers(t, 2<<20), appOptions("serve", "80"))
 	b := newWatchedBed(t, reg)
@@ -216,6 +217,7 @@ func checkSent(t *testing.T, got []tracetest.Span, rec spec.Record) {
 
 // A deployment that fails says where and why, and is counted by its code.
 func TestTraceOfFailure(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	b := newWatchedBed(t, reg)
 	if r := b.dew("run", "-d", "--name", "web", reg.Host()+"/team/nothing:1"); r.code == 0 {
@@ -239,6 +241,7 @@ func TestTraceOfFailure(t *testing.T) {
 
 // A container that is restored has its own stages.
 func TestTraceOfRestore(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := slowApp(t, reg, nil)
 	b := newWatchedBed(t, reg)

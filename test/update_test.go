@@ -37,6 +37,7 @@ func (m *machine) limitOf(name, controller, v2, v1 string) string {
 
 // Limits and a policy change while a container runs, and are there when it is started again.
 func TestUpdate(t *testing.T) {
+	t.Parallel()
 	reg := registrytest.New(t)
 	img := reg.PushImage("app:1", appLayers(t, 0), appOptions())
 	m := newMachine(t, reg).start()
