@@ -4,7 +4,12 @@
 //
 // Keys with the tag "tuning" are for tests and the laboratory: they shorten clocks and choose what dewd
 // chooses by itself. Only a dewd whose environment has DEWPOINT_TUNING=1 takes them.
+//
+// Of the others, comment and tag "example" are their lines in docs/operate/configuration.md, which "make
+// generate" writes. Those with the tag "instead" are commented out there: they exclude the one before.
 package config
+
+//go:generate go test -run ^TestKeysAreDocumented$ . -update
 
 import (
 	"bytes"
@@ -54,29 +59,34 @@ type Trace struct {
 
 // Registry is what is to be known of one registry.
 type Registry struct {
-	PlainHTTP bool `toml:"plain_http"`
+	// logins too; default: HTTPS, and at loopback addresses HTTP without a login if they answer so
+	PlainHTTP bool `toml:"plain_http" example:"true"`
 }
 
 // Registries is what holds for all registries.
 type Registries struct {
-	HostsDirs    []string `toml:"hosts_dirs"`                 // containerd's hosts.toml directories
+	// containerd's hosts.toml: mirrors, certificates
+	HostsDirs    []string `toml:"hosts_dirs" example:"[\"/etc/containerd/certs.d\"]"`
 	StallTimeout Duration `toml:"stall_timeout" tuning:"yes"` // a read without a byte for so long is cut; 0 is 30s
 }
 
 // Engine is the containerd that runs containers.
 type Engine struct {
 	Containerd string `toml:"containerd" tuning:"yes"` // the private one's binary; "" looks beside dewd, then in PATH
-	Namespace  string `toml:"namespace"`               // "" is "dewpoint"
-	Subnet     string `toml:"subnet"`                  // of --net bridge
-	// what makes containers: auto, crun, runc; "" is the engine's choice
-	Runtime string `toml:"runtime"`
-	// that each stream of a container's output takes on the disk; 0 is 16 MiB
-	LogBytes Size `toml:"log_max_bytes"`
+	// containerd's, of all that dewd makes
+	Namespace string `toml:"namespace" example:"dewpoint"`
+	Subnet    string `toml:"subnet" example:"10.88.240.0/20"` // of --net bridge
+	// auto: crun where it works, else runc; crun; runc
+	Runtime string `toml:"runtime" example:"auto"`
+	// of each stream of a container's output; the newest half of it stays at least
+	LogBytes Size `toml:"log_max_bytes" example:"16MiB"`
 }
 
 // Cache bounds what is kept though nothing uses it.
 type Cache struct {
-	MaxBytes Size `toml:"max_bytes"` // of all layers; 0 keeps until the disk is nearly full
+	// of all layers; above it, and when the disk is 90 % full, cut pulls go, then layers of images without a
+	// container, within a minute
+	MaxBytes Size `toml:"max_bytes" example:"10GB"`
 	// of what goes first: one of evict.Names; "" is evict.Default, the best of the study
 	Policy string `toml:"policy" tuning:"yes"`
 }
@@ -88,28 +98,30 @@ type Limits struct {
 
 // Link bounds what the registries' link is used for.
 type Link struct {
-	Limit      Rate `toml:"limit"`      // 0 is none
-	Background Rate `toml:"background"` // of Limit, for what nobody waits for; 0 is all
+	Limit      Rate `toml:"limit" example:"20Mbit"`     // of all pulls together
+	Background Rate `toml:"background" example:"5Mbit"` // of limit, for the rest of images that run already
 }
 
 // Pack says which startup packs are believed and whether they are learned.
 type Pack struct {
-	// pop, signed, repository; "" is repository for tags, signed for digests
-	Trust string `toml:"trust"`
-	Key   string `toml:"key"`   // file: the public key of signed packs, PEM
-	Learn string `toml:"learn"` // auto (an image's first start is recorded), never; "" is auto
+	// packs of registries: pop uses none, signed those with a valid signature, repository any that the image's
+	// repository has; default: repository for images named by tag, signed for those named by digest
+	Trust string `toml:"trust" example:"repository"`
+	Key   string `toml:"key" example:"/etc/dewpoint/pack.pub"` // Ed25519 public key of signed packs, PEM
+	Learn string `toml:"learn" example:"auto"`                 // auto: record first starts; never
 	// a recorded start lasts until the container has been ready for so long; 0 is 5s
 	After Duration `toml:"after" tuning:"yes"`
 }
 
 // Lazy says how images run that are not whole yet.
 type Lazy struct {
-	// Mode is "auto" (an image with a startup pack starts lazily, and comes whole in the background), "never"
-	// (every image is pulled whole) or "on-demand" (what nobody reads never comes); "" is auto.
-	Mode  string   `toml:"mode"`
+	// auto: images with a startup pack start lazily and come whole in the background; on-demand: what nobody
+	// reads never comes; never: every image is pulled whole
+	Mode  string   `toml:"mode" example:"auto"`
 	Wait  Duration `toml:"wait" tuning:"yes"`  // a read waits so long for bytes that do not come, then it fails; 0 is 60s
 	Delay Duration `toml:"delay" tuning:"yes"` // between a start and the completion of its layers
-	Hours string   `toml:"hours"`              // complete layers only then, in local time: "22:00-06:00"
+	// complete layers only then, in local time
+	Hours string `toml:"hours" example:"22:00-06:00"`
 }
 
 // Between reports whether t lies within the hours; always, if none are given.
@@ -135,41 +147,48 @@ func parseHours(s string) (from, to int, ok bool) {
 
 // Node says who this node is.
 type Node struct {
-	Name  string `toml:"name"`  // "" is the host name
-	Mount string `toml:"mount"` // erofs, loop, tree; "" is found out
+	Name  string `toml:"name" example:"n1"`     // default: the host's
+	Mount string `toml:"mount" example:"erofs"` // erofs, loop, tree; default: the best that works
 }
 
 // API lets callers in over TCP. The Unix socket is there anyway.
 type API struct {
-	Listen   string `toml:"listen"`    // HOST:PORT; "" is not at all
-	Cert     string `toml:"cert"`      // files, PEM; without them Listen is a loopback address
-	Key      string `toml:"key"`       //
-	ClientCA string `toml:"client_ca"` // file: who signs the certificates of clients
+	// the API over TCP (docs/operate/api.md); without cert and key on loopback only; default: nowhere
+	Listen string `toml:"listen" example:"0.0.0.0:7119"`
+	Cert   string `toml:"cert" example:"/etc/dewpoint/node.crt"` // PEM
+	Key    string `toml:"key" example:"/etc/dewpoint/node.key"`
+	// the authority of clients' certificates, PEM
+	ClientCA string `toml:"client_ca" example:"/etc/dewpoint/clients.crt"`
 	// roles (read, deploy, admin) by the certificates' common names
-	Clients map[string]string `toml:"clients"`
-	Tokens  string            `toml:"tokens"` // file that "dew token" writes
+	Clients map[string]string `toml:"clients" example:"{\"deployer.example\" = \"deploy\"}"`
+	Tokens  string            `toml:"tokens" example:"/etc/dewpoint/tokens"` // "dew token" writes it
 }
 
 // PoP says what this node has in common with others. It is in one if Store or
 // Redis is given.
 type PoP struct {
-	Node    string `toml:"node" tuning:"yes"` // this node's name in it; "" is node.name
-	Store   string `toml:"store"`             // directory on the file system that the nodes share
-	Redis   string `toml:"redis"`             // redis://… or rediss://…; "" is a node by itself
-	RedisCA string `toml:"redis_ca"`          // file: who signs the server's certificate, PEM
-	// Listen is the address where the other nodes ask this one; "" is not at all.
-	Listen string `toml:"listen"`
-	// Key is the file of the secret that lets nodes into the PoP ("dew pop key").
-	Key string `toml:"key"`
-	// CA, Cert and TLSKey are files, PEM, instead of Key. CA also has the lists of revoked certificates.
-	CA     string `toml:"ca"`
-	Cert   string `toml:"cert"`
-	TLSKey string `toml:"tls_key"`
+	Node string `toml:"node" tuning:"yes"` // this node's name in it; "" is node.name
+	// directory on the file system that the nodes share, absolute
+	Store string `toml:"store" example:"/mnt/pop"`
+	// or redis://; default: a node by itself
+	Redis string `toml:"redis" example:"rediss://user:pw@10.0.0.9"`
+	// the authority of a rediss:// server's certificate
+	RedisCA string `toml:"redis_ca" example:"/etc/dewpoint/redis.pem"`
+	// at which the other nodes reach this one; default: nowhere
+	Listen string `toml:"listen" example:"10.0.0.1:7070"`
+	// the PoP's secret ("dew pop key"); or, in its place, certificates (PEM):
+	Key string `toml:"key" example:"/etc/dewpoint/pop.key"`
+	// the authority's certificates, and its lists of revoked ones
+	CA     string `toml:"ca" example:"/etc/dewpoint/pop-ca.pem" instead:"yes"`
+	Cert   string `toml:"cert" example:"/etc/dewpoint/n1.crt" instead:"yes"`
+	TLSKey string `toml:"tls_key" example:"/etc/dewpoint/n1.key" instead:"yes"`
 
-	Capacity Size            `toml:"capacity"`          // of the layers in the store; 0 is all of its file system
-	High     float64         `toml:"high" tuning:"yes"` // share of it from which on layers are evicted; 0 is 0.95
-	Low      float64         `toml:"low" tuning:"yes"`  // share down to which; 0 is 0.05 less
-	Quota    map[string]Size `toml:"quota"`             // by the beginning of image references
+	// of the layers in the store; default: all of its file system
+	Capacity Size    `toml:"capacity" example:"40GB"`
+	High     float64 `toml:"high" tuning:"yes"` // share of it from which on layers are evicted; 0 is 0.95
+	Low      float64 `toml:"low" tuning:"yes"`  // share down to which; 0 is 0.05 less
+	// by the beginning of image references
+	Quota map[string]Size `toml:"quota" example:"{\"registry.example/team/\" = \"10GB\"}"`
 	// of evicting: one of evict.Names; "" is evict.Default, the best of the study
 	Policy string `toml:"policy" tuning:"yes"`
 	// a node that is silent for so long has let go of what it did; 0 is 15s
@@ -185,15 +204,14 @@ type PoP struct {
 
 // Checkpoint says how containers start from the memory of others.
 type Checkpoint struct {
-	// Mode says which containers a checkpoint is made of by itself, once they are ready: "asked" (their image's
-	// label or their deployment asks for it), "measured" (also those that take long to boot). "manual" makes
-	// none by itself, "off" neither makes nor uses any; "" is asked.
-	Mode   string `toml:"mode"`
+	// asked: containers are saved, once they are ready, whose image's label or deployment asks for it; measured:
+	// also what boots slowly; manual: none by itself; off: none is made or used
+	Mode   string `toml:"mode" example:"asked"`
 	Engine string `toml:"engine" tuning:"yes"` // criu, dmtcp, auto (the first of them that works); "" is auto
 	CRIU   string `toml:"criu" tuning:"yes"`   // the program; "" is found beside dewd's tools and in PATH
 	// directory of its installation, with bin and lib; "" is that of dmtcp_launch in PATH
 	DMTCP    string `toml:"dmtcp" tuning:"yes"`
-	MaxBytes Size   `toml:"max_bytes"` // of all checkpoints on this node; 0 is 4GiB
+	MaxBytes Size   `toml:"max_bytes" example:"4GiB"` // of all checkpoints on this node
 	// LazyAbove is from how much memory on it comes while the processes run already, of what is not unpacked
 	// here from three quarters of that; 0 is 256MiB.
 	LazyAbove Size `toml:"lazy_above" tuning:"yes"`
@@ -207,8 +225,8 @@ type Deploy struct {
 	Queue int `toml:"queue" tuning:"yes"` // deployments that wait; 0 is 1024
 	// memory that deployments leave free; 0 is a 32nd of the machine's, 32 to 256 MiB
 	Reserve Size `toml:"reserve" tuning:"yes"`
-	// the limits of containers' memory need not fit into what is free, and are not kept for those that run
-	Overcommit bool `toml:"overcommit"`
+	// true: containers' limits of memory need not fit into what is free, and are not kept for those that run
+	Overcommit bool `toml:"overcommit" example:"false"`
 }
 
 func (d Deploy) validate() error {

@@ -1,9 +1,15 @@
 package config
 
 import (
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"reflect"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -125,32 +131,70 @@ func TestKeysForOperators(t *testing.T) {
 	}
 }
 
-// docs/operate/configuration.md shows every key of operators, in a file that dewd takes.
+var update = flag.Bool("update", false, "write docs/operate/configuration.md")
+
+// docs/operate/configuration.md shows every key of operators with its comment, in a file that dewd takes.
 func TestKeysAreDocumented(t *testing.T) {
 	t.Setenv(tuningVar, "")
-	b, err := os.ReadFile("../../docs/operate/configuration.md")
+	const path = "../../docs/operate/configuration.md"
+	b, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, file, _ := strings.Cut(string(b), "```toml\n")
-	file, _, _ = strings.Cut(file, "```")
-	if _, err := Parse([]byte(regexp.MustCompile(`"/etc/[^"]*"`).ReplaceAllString(file, `"/"`))); err != nil {
+	before, rest, _ := strings.Cut(string(b), "```toml\n")
+	file, after, _ := strings.Cut(rest, "```")
+	want := reference(t)
+	if *update {
+		err = os.WriteFile(path, []byte(before+"```toml\n"+want+"```"+after), 0o644)
+	}
+	if err != nil || !*update && file != want {
+		t.Errorf("%s is not what the keys' comments say: run make generate (%v)", path, err)
+	}
+	if _, err := Parse([]byte(regexp.MustCompile(`"/etc/[^"]*"`).ReplaceAllString(want, `"/"`))); err != nil {
 		t.Error(err)
 	}
-	shown, section := map[string]bool{}, ""
-	for line := range strings.Lines(file) {
-		if name, ok := strings.CutPrefix(line, "["); ok {
-			section, _, _ = strings.Cut(name, "]")
-			if strings.HasPrefix(section, "registry.") {
-				section = "registry.HOST"
+}
+
+// reference is a file with every key of operators, its example and its comment.
+func reference(t *testing.T) string {
+	f, err := parser.ParseFile(token.NewFileSet(), "config.go", nil, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	comments := map[string]string{} // by the fields' tags, each on one line
+	ast.Inspect(f, func(n ast.Node) bool {
+		if n, ok := n.(*ast.Field); ok && n.Tag != nil {
+			comments[n.Tag.Value] = strings.Join(strings.Fields(n.Doc.Text()+n.Comment.Text()), " ")
+		}
+		return true
+	})
+	var out strings.Builder
+	for s := range reflect.TypeFor[Config]().Fields() {
+		section, head := s.Type, "["+s.Tag.Get("toml")+"]\n"
+		if section.Kind() == reflect.Map {
+			section, head = section.Elem(), "[registry.\"10.77.255.1:5000\"]\n"
+		}
+		for f := range section.Fields() {
+			if f.Tag.Get("tuning") != "" {
+				continue
 			}
-		} else if key, _, ok := strings.Cut(strings.TrimPrefix(line, "# "), " = "); ok {
-			shown[section+"."+key] = true
+			example := f.Tag.Get("example")
+			if example == "" {
+				t.Errorf("%s.%s has no example", section.Name(), f.Name)
+			}
+			if k := f.Type.Kind(); k == reflect.String || k == reflect.Int64 {
+				example = strconv.Quote(example)
+			}
+			line := f.Tag.Get("toml") + " = " + example
+			if f.Tag.Get("instead") != "" {
+				line = "# " + line
+			}
+			if c := comments["`"+string(f.Tag)+"`"]; c != "" {
+				line = fmt.Sprintf("%-36s # %s", line, c)
+			}
+			out.WriteString(head + line + "\n")
+			head = ""
 		}
 	}
-	for _, key := range operatorKeys(reflect.TypeFor[Config](), "") {
-		if !shown[key] {
-			t.Errorf("docs/operate/configuration.md does not show %s", key)
-		}
-	}
+	return out.String()
 }
