@@ -42,21 +42,15 @@ func (h *handler) RemoveCheckpoint(ctx context.Context,
 
 // Checkpoint implements Checkpoints.
 func (c *Client) Checkpoint(ctx context.Context, r spec.CheckpointRequest) (spec.Checkpoint, error) {
-	a, err := c.rpc.Checkpoint(ctx,
-		connect.NewRequest(&pb.CheckpointRequest{Name: r.Name, Share: r.Share, Stateful: r.Stateful, Tcp: r.TCP}))
-	if err != nil {
-		return spec.Checkpoint{}, c.problem(ctx, err)
-	}
-	return checkpointFrom(a.Msg.Checkpoint), nil
+	a, err := call(ctx, c.conn, c.rpc.Checkpoint,
+		&pb.CheckpointRequest{Name: r.Name, Share: r.Share, Stateful: r.Stateful, Tcp: r.TCP})
+	return checkpointFrom(a.Checkpoint), err
 }
 
 // ListCheckpoints implements Checkpoints.
 func (c *Client) ListCheckpoints(ctx context.Context, image string) ([]spec.Checkpoint, error) {
-	a, err := c.rpc.ListCheckpoints(ctx, connect.NewRequest(&pb.ListCheckpointsRequest{Image: image}))
-	if err != nil {
-		return nil, c.problem(ctx, err)
-	}
-	return array(each(a.Msg.Checkpoints, checkpointFrom)), nil
+	a, err := call(ctx, c.conn, c.rpc.ListCheckpoints, &pb.ListCheckpointsRequest{Image: image})
+	return array(each(a.Checkpoints, checkpointFrom)), err
 }
 
 // RemoveCheckpoint implements Checkpoints.

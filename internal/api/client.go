@@ -185,6 +185,16 @@ func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 // Close closes idle connections.
 func (c *Client) Close() { c.transport.CloseIdleConnections() }
 
+// call asks the node once. Beside an error the answer is empty.
+func call[Q, A any](ctx context.Context, c *conn,
+	rpc func(context.Context, *connect.Request[Q]) (*connect.Response[A], error), req *Q) (*A, error) {
+	r, err := rpc(ctx, connect.NewRequest(req))
+	if err != nil {
+		return new(A), c.problem(ctx, err)
+	}
+	return r.Msg, nil
+}
+
 // problem makes an Error of what a call returned.
 func (c *conn) problem(ctx context.Context, err error) error {
 	if err == nil {
@@ -371,11 +381,8 @@ func (c *Client) Pull(ctx context.Context, req spec.PullRequest, w spec.Watch) (
 
 // List implements Containers.
 func (c *Client) List(ctx context.Context, all bool) ([]spec.Container, error) {
-	r, err := c.rpc.List(ctx, connect.NewRequest(&pb.ListRequest{All: all}))
-	if err != nil {
-		return nil, c.problem(ctx, err)
-	}
-	return each(r.Msg.Containers, containerFrom), nil
+	r, err := call(ctx, c.conn, c.rpc.List, &pb.ListRequest{All: all})
+	return each(r.Containers, containerFrom), err
 }
 
 // Logs implements Containers.
@@ -399,20 +406,14 @@ func (c *Client) Logs(ctx context.Context, name string, opt spec.LogOptions,
 
 // Wait implements Containers.
 func (c *Client) Wait(ctx context.Context, name string) (int, error) {
-	r, err := c.rpc.Wait(ctx, connect.NewRequest(&pb.WaitRequest{Name: name}))
-	if err != nil {
-		return 0, c.problem(ctx, err)
-	}
-	return int(r.Msg.Status), nil
+	r, err := call(ctx, c.conn, c.rpc.Wait, &pb.WaitRequest{Name: name})
+	return int(r.Status), err
 }
 
 // Images implements Images.
 func (c *Client) Images(ctx context.Context) ([]spec.Image, error) {
-	r, err := c.rpc.Images(ctx, connect.NewRequest(&pb.ImagesRequest{}))
-	if err != nil {
-		return nil, c.problem(ctx, err)
-	}
-	return each(r.Msg.Images, imageFrom), nil
+	r, err := call(ctx, c.conn, c.rpc.Images, &pb.ImagesRequest{})
+	return each(r.Images, imageFrom), err
 }
 
 // RemoveImage implements Images.
@@ -423,29 +424,20 @@ func (c *Client) RemoveImage(ctx context.Context, name string) error {
 
 // Prune implements Images.
 func (c *Client) Prune(ctx context.Context, opt spec.PruneOptions) (spec.PruneReport, error) {
-	r, err := c.rpc.Prune(ctx, connect.NewRequest(pruneOf(opt)))
-	if err != nil {
-		return spec.PruneReport{}, c.problem(ctx, err)
-	}
-	return prunedFrom(r.Msg), nil
+	r, err := call(ctx, c.conn, c.rpc.Prune, pruneOf(opt))
+	return prunedFrom(r), err
 }
 
 // Doctor implements Observer.
 func (c *Client) Doctor(ctx context.Context) ([]spec.Finding, error) {
-	r, err := c.rpc.Doctor(ctx, connect.NewRequest(&pb.DoctorRequest{}))
-	if err != nil {
-		return nil, c.problem(ctx, err)
-	}
-	return each(r.Msg.Findings, findingFrom), nil
+	r, err := call(ctx, c.conn, c.rpc.Doctor, &pb.DoctorRequest{})
+	return each(r.Findings, findingFrom), err
 }
 
 // Version implements Observer.
 func (c *Client) Version(ctx context.Context) (spec.Version, error) {
-	r, err := c.rpc.Version(ctx, connect.NewRequest(&pb.VersionRequest{}))
-	if err != nil {
-		return spec.Version{}, c.problem(ctx, err)
-	}
-	return versionFrom(r.Msg), nil
+	r, err := call(ctx, c.conn, c.rpc.Version, &pb.VersionRequest{})
+	return versionFrom(r), err
 }
 
 // Events implements Observer.

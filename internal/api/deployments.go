@@ -340,12 +340,9 @@ func tellDeployment(w spec.Watch, d *pb.Deployment) {
 
 // ListDeployments implements Deployments.
 func (c *Client) ListDeployments(ctx context.Context, q spec.DeploymentQuery) ([]spec.Deployment, error) {
-	r, err := c.rpc.ListDeployments(ctx,
-		connect.NewRequest(&pb.ListDeploymentsRequest{All: q.All, Limit: int32(q.Limit), Spans: q.Spans}))
-	if err != nil {
-		return nil, c.problem(ctx, err)
-	}
-	return each(r.Msg.Deployments, deploymentFrom), nil
+	r, err := call(ctx, c.conn, c.rpc.ListDeployments,
+		&pb.ListDeploymentsRequest{All: q.All, Limit: int32(q.Limit), Spans: q.Spans})
+	return each(r.Deployments, deploymentFrom), err
 }
 
 // WatchDeployment implements Deployments.
@@ -364,19 +361,12 @@ func (c *Client) WatchDeployment(ctx context.Context, ref spec.DeploymentRef, w 
 
 // CancelDeployment implements Deployments.
 func (c *Client) CancelDeployment(ctx context.Context, ref spec.DeploymentRef) (spec.Deployment, error) {
-	r, err := c.rpc.CancelDeployment(ctx,
-		connect.NewRequest(&pb.CancelDeploymentRequest{Id: ref.ID, Key: ref.Key}))
-	if err != nil {
-		return spec.Deployment{}, c.problem(ctx, err)
-	}
-	return deploymentFrom(r.Msg.Deployment), nil
+	r, err := call(ctx, c.conn, c.rpc.CancelDeployment, &pb.CancelDeploymentRequest{Id: ref.ID, Key: ref.Key})
+	return deploymentFrom(r.Deployment), err
 }
 
 // Inspect implements Containers.
 func (c *Client) Inspect(ctx context.Context, name string) (spec.Inspection, error) {
-	r, err := c.rpc.Inspect(ctx, connect.NewRequest(&pb.InspectRequest{Name: name}))
-	if err != nil {
-		return spec.Inspection{}, c.problem(ctx, err)
-	}
-	return inspectionFrom(r.Msg), nil
+	r, err := call(ctx, c.conn, c.rpc.Inspect, &pb.InspectRequest{Name: name})
+	return inspectionFrom(r), err
 }

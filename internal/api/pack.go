@@ -60,38 +60,26 @@ func (h *handler) PackInspect(ctx context.Context,
 
 // ProfileEnd implements Packs.
 func (c *Client) ProfileEnd(ctx context.Context, e spec.ProfileEnd) (spec.Profile, error) {
-	r, err := c.rpc.ProfileEnd(ctx, connect.NewRequest(profileEndOf(e)))
-	if err != nil {
-		return spec.Profile{}, c.problem(ctx, err)
-	}
-	return profileFrom(r.Msg.Profile), nil
+	r, err := call(ctx, c.conn, c.rpc.ProfileEnd, profileEndOf(e))
+	return profileFrom(r.Profile), err
 }
 
 // PackBuild implements Packs.
 func (c *Client) PackBuild(ctx context.Context, image string) (spec.Pack, error) {
-	r, err := c.rpc.PackBuild(ctx, connect.NewRequest(&pb.PackBuildRequest{Image: image}))
-	if err != nil {
-		return spec.Pack{}, c.problem(ctx, err)
-	}
-	return packFrom(r.Msg.Pack), nil
+	r, err := call(ctx, c.conn, c.rpc.PackBuild, &pb.PackBuildRequest{Image: image})
+	return packFrom(r.Pack), err
 }
 
 // PackPush implements Packs.
 func (c *Client) PackPush(ctx context.Context, p spec.PackPush) (spec.PackPushed, error) {
-	r, err := c.rpc.PackPush(ctx, connect.NewRequest(packPushOf(p)))
-	if err != nil {
-		return spec.PackPushed{}, c.problem(ctx, err)
-	}
-	return packPushedFrom(r.Msg), nil
+	r, err := call(ctx, c.conn, c.rpc.PackPush, packPushOf(p))
+	return packPushedFrom(r), err
 }
 
 // PackInspect implements Packs.
 func (c *Client) PackInspect(ctx context.Context, image string) (spec.Pack, error) {
-	r, err := c.rpc.PackInspect(ctx, connect.NewRequest(&pb.PackInspectRequest{Image: image}))
-	if err != nil {
-		return spec.Pack{}, c.problem(ctx, err)
-	}
-	return packFrom(r.Msg.Pack), nil
+	r, err := call(ctx, c.conn, c.rpc.PackInspect, &pb.PackInspectRequest{Image: image})
+	return packFrom(r.Pack), err
 }
 
 func profileEndOf(e spec.ProfileEnd) *pb.ProfileEndRequest {

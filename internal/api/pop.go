@@ -39,11 +39,8 @@ func (h *handler) PoPForget(ctx context.Context,
 
 // PoPStatus implements PoPs.
 func (c *Client) PoPStatus(ctx context.Context) (spec.PoP, error) {
-	r, err := c.rpc.PoPStatus(ctx, connect.NewRequest(&pb.PoPStatusRequest{}))
-	if err != nil {
-		return spec.PoP{}, c.problem(ctx, err)
-	}
-	return popFrom(r.Msg.Pop), nil
+	r, err := call(ctx, c.conn, c.rpc.PoPStatus, &pb.PoPStatusRequest{})
+	return popFrom(r.Pop), err
 }
 
 // PoPVerify implements PoPs.

@@ -39,11 +39,8 @@ func (h *handler) RemoveVolume(ctx context.Context,
 
 // Volumes implements Volumes.
 func (c volumes) Volumes(ctx context.Context) ([]spec.VolumeInfo, error) {
-	r, err := c.rpc.ListVolumes(ctx, connect.NewRequest(&pb.ListVolumesRequest{}))
-	if err != nil {
-		return nil, c.problem(ctx, err)
-	}
-	return each(r.Msg.Volumes, volumeInfoFrom), nil
+	r, err := call(ctx, c.conn, c.rpc.ListVolumes, &pb.ListVolumesRequest{})
+	return each(r.Volumes, volumeInfoFrom), err
 }
 
 // MakeVolume implements Volumes.
