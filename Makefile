@@ -28,7 +28,7 @@ TAGS := grpcnotrace$(if $(ISAL),$(comma)isal)
 SHIM = $(if $(shell command -v gcc),cmd/containerd-shim-dewpoint-v1/build,@echo no gcc, so no)
 BUILD = $(if $(ISAL),CGO_ENABLED=1,CGO_ENABLED=0) go build -tags $(TAGS) -ldflags '$(LDFLAGS)'
 
-.PHONY: go build build-lab build-static notices package release images demo test suite check test-dmtcp lint bench fuzz soak arm64 generate clean
+.PHONY: go build build-lab build-static notices package release images demo test suite check test-dmtcp test-hosts lint bench fuzz soak arm64 generate clean
 
 build: go
 	mkdir -p bin
@@ -95,13 +95,18 @@ test-dmtcp:
 	go test -count=1 -tags dmtcp -run 'TestProbe|TestContract/(Lacks|Things|Clones|Uncopied)' ./internal/checkpoint/dmtcp
 	go test -count=1 -tags dmtcp,$(TAGS) -run 'ByDMTCP$$' ./test
 
+# Hosts that are costly to have: docs/operate/hosts.md. Not in CI.
+test-hosts: go
+	scripts/install hosts
+	go test -count=1 -tags hosts,$(TAGS) -run '^TestHosts' ./test
+
 FORMATTED = test -z "$$(gofmt -l api cmd demo internal lab test testkit | tee /dev/stderr)"
 
 lint:
-	go vet -tags $(TAGS),soak ./...
+	go vet -tags $(TAGS),soak,hosts ./...
 	cd lab && go vet -tags $(TAGS) ./...
 	@$(FORMATTED)
-	$(DEWPOINT_TOOLS)/staticcheck-*/staticcheck -tags $(TAGS),soak ./...
+	$(DEWPOINT_TOOLS)/staticcheck-*/staticcheck -tags $(TAGS),soak,hosts ./...
 	cd lab && $(DEWPOINT_TOOLS)/staticcheck-*/staticcheck -tags $(TAGS) ./...
 
 # make bench ARGS='pull -rates 20 -images nginx:1'

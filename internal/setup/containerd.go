@@ -81,8 +81,6 @@ func containerdConfig(text []byte, v version, socket string) ([]byte, error) {
 			list = l
 		}
 		sets = append(sets, set{[]string{"plugins", diffs}, "default", quote(append([]any{"dewpoint-diff"}, list...))})
-	}
-	if v.major >= 2 {
 		unpack, err := unpackConfig(doc)
 		if err != nil {
 			return nil, err

@@ -71,7 +71,7 @@ func checkJoined(t *testing.T, text []byte, v version) {
 		t.Errorf("differs are %q in\n%s", differs, text)
 	}
 	unpack, _ := lookup(doc, []string{"plugins", transfers, "unpack_config"}).([]any)
-	if v.major >= 2 && len(unpack) != 2 {
+	if v.atLeast(1, 7, 4) && len(unpack) != 2 {
 		t.Errorf("%d entries of unpack_config in\n%s", len(unpack), text)
 	}
 	if !joined(text) {

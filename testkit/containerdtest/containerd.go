@@ -20,9 +20,11 @@ import (
 // Version is a containerd that tests run against.
 type Version string
 
-// Debian's package, and the one that is built from its module.
+// Debian's package, and those that are built from their modules; V17 and V20 by "scripts/install hosts".
 const (
 	V16 Version = "1.6"
+	V17 Version = "1.7"
+	V20 Version = "2.0"
 	V24 Version = "2.4"
 )
 
@@ -30,11 +32,12 @@ const (
 // DEWPOINT_TOOLS names (default /var/cache/dewpoint/tools) has those that
 // scripts build.
 func (v Version) Dir() string {
-	if v == V16 {
-		return "/usr/bin"
-	}
-	return filepath.Join(tools(), "containerd-2.4.2")
+	return map[Version]string{V16: "/usr/bin", V17: filepath.Join(tools(), "containerd-1.7.35"),
+		V20: filepath.Join(tools(), "containerd-2.0.14"), V24: filepath.Join(tools(), "containerd-2.4.2")}[v]
 }
+
+// Two reports whether it is a containerd 2.
+func (v Version) Two() bool { return v == V20 || v == V24 }
 
 func tools() string {
 	if dir := os.Getenv("DEWPOINT_TOOLS"); dir != "" {
@@ -129,11 +132,11 @@ func (c *Containerd) config(socket string) string {
 	if c.cri == nil {
 		disabled = append(disabled, "io.containerd.grpc.v1.cri")
 	}
-	if c.Version == V24 {
+	if c.Version.Two() {
 		format = 3
 		disabled = append(disabled, "io.containerd.nri.v1.nri")
 	}
-	if c.Version == V24 && c.cri == nil {
+	if c.Version.Two() && c.cri == nil {
 		disabled = append(disabled, "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime")
 	}
 	fmt.Fprintf(&b, "version = %d\nroot = %q\nstate = %q\n", format, filepath.Join(c.dir, "root"),
@@ -141,12 +144,15 @@ func (c *Containerd) config(socket string) string {
 	fmt.Fprintf(&b, "disabled_plugins = [\"%s\"]\n[grpc]\n  address = %q\n", strings.Join(disabled, `", "`),
 		c.Address)
 	fmt.Fprintf(&b, "[proxy_plugins.dewpoint]\n  type = \"snapshot\"\n  address = %q\n", socket)
-	if c.Version == V24 {
-		fmt.Fprintf(&b, proxies24, socket, runtime.GOARCH)
+	if c.Version.Two() {
+		b.WriteString(exports20)
+	}
+	if c.Version != V16 {
+		fmt.Fprintf(&b, proxies17, socket, runtime.GOARCH, runtime.GOARCH)
 	}
 	switch cni := filepath.Join(c.dir, "cni"); {
 	case c.cri == nil:
-	case c.Version == V24:
+	case c.Version.Two():
 		fmt.Fprintf(&b, cri24, c.cri.Transfer, c.cri.Sandbox, cni, cni)
 	default:
 		fmt.Fprintf(&b, cri16, c.cri.Sandbox, cni, cni)
@@ -188,11 +194,13 @@ const (
 `
 )
 
-// proxies24 goes on in the table proxy_plugins.dewpoint.
-const proxies24 = `  capabilities = ["remap-ids"]
+// exports20 goes on in the table proxy_plugins.dewpoint.
+const exports20 = `  capabilities = ["remap-ids"]
   [proxy_plugins.dewpoint.exports]
     enable_remote_snapshot_annotations = "true"
-[proxy_plugins.dewpoint-diff]
+`
+
+const proxies17 = `[proxy_plugins.dewpoint-diff]
   type = "diff"
   address = %q
 [plugins."io.containerd.service.v1.diff-service"]
@@ -201,6 +209,10 @@ const proxies24 = `  capabilities = ["remap-ids"]
   platform = "linux/%s"
   snapshotter = "dewpoint"
   differ = "dewpoint-diff"
+[[plugins."io.containerd.transfer.v1.local".unpack_config]]
+  platform = "linux/%s"
+  snapshotter = "overlayfs"
+  differ = "walking"
 `
 
 func (c *Containerd) wait() {
@@ -278,3 +290,6 @@ func (c *Containerd) Ctr(args ...string) string {
 	}
 	return out
 }
+
+// Tool is a program that scripts/install has built into a directory of its own.
+func Tool(dir, name string) string { return filepath.Join(tools(), dir, name) }
