@@ -19,23 +19,38 @@ import (
 	"dewpoint/testkit/registrytest"
 )
 
-// Faults of nodes, of Redis and of what the store holds.
+// Faults of nodes, of what the store holds, and of Redis.
 func TestPoPFaults(t *testing.T) {
 	t.Parallel()
-	b := newFaultBed(t, popbed.Config{Store: popbed.Gluster, Template: faultConfig + boundedCache,
-		Args: []string{"--debug"}})
-	b.try(t, "killed while fetching", killedFetching)
-	b.try(t, "killed while copying", killedCopying)
-	b.try(t, "killed while evicting", killedEvicting)
-	b.try(t, "two evict at once", twoEvict)
-	b.try(t, "back with stale knowledge", backStale)
-	b.try(t, "file times are off", timesOff)
-	b.try(t, "flipped bytes", flippedBytes)
-	b.try(t, "store full", storeFull)
-	b.try(t, "store and a node's cache full", cacheFull)
-	b.try(t, "Redis away, and empty", redisAway)
-	b.try(t, "Redis away from some", redisPartitioned)
-	b.try(t, "Redis hangs, Redis is slow", redisHangs)
+	for _, bed := range []struct {
+		name   string
+		faults func(t *testing.T, b *faultBed)
+	}{
+		{"nodes", func(t *testing.T, b *faultBed) {
+			b.try(t, "killed while fetching", killedFetching)
+			b.try(t, "killed while copying", killedCopying)
+			b.try(t, "killed while evicting", killedEvicting)
+			b.try(t, "two evict at once", twoEvict)
+		}},
+		{"files", func(t *testing.T, b *faultBed) {
+			b.try(t, "back with stale knowledge", backStale)
+			b.try(t, "file times are off", timesOff)
+			b.try(t, "flipped bytes", flippedBytes)
+			b.try(t, "store full", storeFull)
+			b.try(t, "store and a node's cache full", cacheFull)
+		}},
+		{"Redis", func(t *testing.T, b *faultBed) {
+			b.try(t, "away, and empty", redisAway)
+			b.try(t, "away from some", redisPartitioned)
+			b.try(t, "hangs, is slow", redisHangs)
+		}},
+	} {
+		t.Run(bed.name, func(t *testing.T) {
+			t.Parallel()
+			bed.faults(t, newFaultBed(t, popbed.Config{Store: popbed.Gluster, Template: faultConfig + boundedCache,
+				Args: []string{"--debug"}}))
+		})
+	}
 }
 
 // A layer whose fetching node dies goes on from the last checkpoint in the store, for who
