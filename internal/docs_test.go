@@ -98,8 +98,8 @@ func TestWordsThatLeftStayAway(t *testing.T) {
 	}
 }
 
-// Words that left the documents stay away from the code, too: from comments and from the words of names.
-// What is in quotes may be a format's.
+// Words that left the documents stay away from the code, too: from comments, from the words of names and from
+// messages, which are texts with a blank. Other texts may be a format's.
 func TestWordsThatLeftTheCodeStayAway(t *testing.T) {
 	var forms []string
 	for _, f := range left {
@@ -120,8 +120,15 @@ func TestWordsThatLeftTheCodeStayAway(t *testing.T) {
 			says(c.Pos(), quoted.ReplaceAllString(c.Text(), ""))
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
-			if id, ok := n.(*ast.Ident); ok && !fine[id.Name] {
-				fine[id.Name] = !says(id.Pos(), nameWord.ReplaceAllString(id.Name, " $0"))
+			switch n := n.(type) {
+			case *ast.Ident:
+				if !fine[n.Name] {
+					fine[n.Name] = !says(n.Pos(), nameWord.ReplaceAllString(n.Name, " $0"))
+				}
+			case *ast.BasicLit:
+				if isProduct(path) && strings.Contains(n.Value, " ") {
+					says(n.Pos(), n.Value)
+				}
 			}
 			return true
 		})

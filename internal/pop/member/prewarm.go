@@ -262,7 +262,7 @@ func (s *prewarmer) activate(ctx context.Context, st *pop.Store,
 		if l, perr := s.layers.Peek(id); perr == nil && l.At != "" &&
 			(have[id] == nil || s.cfg.Dir.Path(have[id].Data()) != l.At) {
 			left[id] = true
-			s.log.Debug("a layer that was made ready has left the PoP's store", "layer", id, "err", err)
+			s.log.Debug("a layer that was prewarmed has left the PoP's store", "layer", id, "err", err)
 			if err := s.attacher.Detach(id); err != nil {
 				s.log.Warn("detach layer", "layer", id, "err", err)
 			}
@@ -386,7 +386,7 @@ func (s *prewarmer) grant(ctx context.Context, st *pop.Store, d demand) bool {
 	began := time.Now()
 	done, err := s.prewarm(ctx, st, d.ref)
 	if err != nil {
-		s.log.Debug("an image is not made ready", "image", d.ref, "err", err)
+		s.log.Debug("an image is not prewarmed", "image", d.ref, "err", err)
 	}
 	if done || time.Since(d.since) > prewarmAge {
 		s.prewarmed.met(d.ref)
@@ -489,7 +489,7 @@ func (s *prewarmer) relinquish(ctx context.Context, img *image.Image) {
 		return // they go as others that nothing uses
 	}
 	if _, err := s.deactivate(context.WithoutCancel(ctx), st, ids); err != nil {
-		s.log.Debug("layers that were made ready stay in use", "image", img.Ref, "err", err)
+		s.log.Debug("layers that were prewarmed stay in use", "image", img.Ref, "err", err)
 	}
 	for _, id := range ids {
 		s.dismiss(id)
@@ -530,7 +530,7 @@ func (s *prewarmer) deactivatePrewarmed(ctx context.Context, st *pop.Store) {
 		return
 	}
 	if _, err := s.deactivate(ctx, st, ids); err != nil {
-		s.log.Debug("layers that were made ready stay in use", "err", err)
+		s.log.Debug("layers that were prewarmed stay in use", "err", err)
 	}
 }
 
@@ -588,7 +588,7 @@ func (r *prewarmed) surplus() (gone []image.Reference) {
 func (s *prewarmer) withdraw(ctx context.Context, ref image.Reference) {
 	img := s.catalog.Get(ref)
 	if err := s.cfg.Prewarm.Engine.Forget(ctx, ref); err != nil {
-		s.log.Debug("an image that was made ready is not forgotten", "image", ref, "err", err)
+		s.log.Debug("an image that was prewarmed is not forgotten", "image", ref, "err", err)
 		return
 	}
 	if img != nil {
@@ -612,7 +612,7 @@ func (s *prewarmer) dismiss(id digest.Digest) {
 func (s *prewarmer) takeBack(ctx context.Context, id digest.Digest) bool {
 	if st := s.usable(); st != nil && s.prewarmed != nil && !s.prewarmed.isInactive(id) && s.onlyPrewarmed(id) {
 		if _, err := s.deactivate(ctx, st, []digest.Digest{id}); err != nil {
-			s.log.Debug("a layer that was made ready stays in use", "layer", id, "err", err)
+			s.log.Debug("a layer that was prewarmed stays in use", "layer", id, "err", err)
 		}
 	}
 	if !s.prewarmed.isInactive(id) {
