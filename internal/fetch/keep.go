@@ -202,7 +202,7 @@ func (c *cache) gone(img *image.Image, inUse func(digest.Digest) bool) bool {
 }
 
 // Prune removes every layer that nothing uses, and what cut pulls left. What of the PoP's store nothing uses
-// here is not marked any more then.
+// here is not referenced any more then.
 func (c *cache) Prune(ctx context.Context, inUse func(digest.Digest) bool) (Freed, error) {
 	select { // let the freshest become collectable
 	case <-time.After(c.fresh):

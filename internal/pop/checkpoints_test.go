@@ -79,10 +79,10 @@ func TestCheckpointsBesideLayers(t *testing.T) {
 		}
 		release()
 		if err := y.Unuse(ctx, id); err != nil || len(b.files("refs/y")) != 1 {
-			t.Errorf("what is held is not marked: %v, %v", b.files("refs/y"), err)
+			t.Errorf("what is held is not referenced: %v, %v", b.files("refs/y"), err)
 		}
 		if again(); len(b.files("refs/y")) != 0 || len(y.Used()) != 0 {
-			t.Errorf("marked: %v, %v", b.files("refs/y"), y.Used())
+			t.Errorf("referenced: %v, %v", b.files("refs/y"), y.Used())
 		}
 		_, _, err = y.Hold(ctx, digest.FromString("none"))
 		is(t, "none", err, pop.ErrUnknown)

@@ -286,7 +286,7 @@ func TestNothingIsEvictedInTheDark(t *testing.T) {
 	})
 }
 
-// Marks that are made while a layer is taken out of sight bring it back.
+// References that are made while a layer is taken out of sight bring it back.
 func TestPutBack(t *testing.T) {
 	inBed(t, func(t *testing.T, b *bed) {
 		ctx, y := t.Context(), b.node("y")
@@ -363,7 +363,7 @@ func TestRevive(t *testing.T) {
 	})
 }
 
-// A failed Use leaves the mark of what runs already.
+// A failed Use leaves the reference of what runs already.
 func TestFailedUseKeepsTheMark(t *testing.T) {
 	inBed(t, func(t *testing.T, b *bed) {
 		ctx, x := t.Context(), b.node("x")

@@ -87,9 +87,9 @@ func (ns *nodes) Listen(ctx context.Context) error {
 
 // Silent is a node that has references in the store and gives no sign of life.
 type Silent struct {
-	Node  string
-	For   time.Duration // as this Store has seen it
-	Marks int           // layers that it says it uses
+	Node       string
+	For        time.Duration // as this Store has seen it
+	References int           // layers that it says it uses
 }
 
 // Silent are the other nodes that have references, with how long each has been
@@ -119,7 +119,7 @@ func (ns *nodes) Silent(ctx context.Context) ([]Silent, error) {
 			}
 		}
 		if len(used) > 0 {
-			all = append(all, Silent{Node: n.Name(), For: since, Marks: len(used)})
+			all = append(all, Silent{Node: n.Name(), For: since, References: len(used)})
 		}
 	}
 	return all, nil

@@ -65,7 +65,7 @@ func TestForget(t *testing.T) {
 		if _, err := b.Use(ctx, id); err != nil {
 			t.Fatal(err)
 		}
-		marks := func() int {
+		references := func() int {
 			names, err := filepath.Glob(filepath.Join(dir, "refs", "b", "*"))
 			if err != nil {
 				t.Fatal(err)
@@ -77,8 +77,8 @@ func TestForget(t *testing.T) {
 			if err := a.Forget(ctx, node); !errors.Is(err, want) {
 				t.Errorf("%s: %v, want %v", why, err, want)
 			}
-			if marks() != 1 {
-				t.Errorf("%s: the mark is gone", why)
+			if references() != 1 {
+				t.Errorf("%s: the reference is gone", why)
 			}
 		}
 		refused("it is this one", "a", pop.ErrLives)
@@ -96,21 +96,21 @@ func TestForget(t *testing.T) {
 		time.Sleep(50 * time.Second)
 		refused("it gave a sign of life", "b", pop.ErrLives)
 		time.Sleep(70 * time.Second)
-		if got, err := a.Silent(ctx); err != nil || len(got) != 1 || got[0].Node != "b" || got[0].Marks != 1 ||
+		if got, err := a.Silent(ctx); err != nil || len(got) != 1 || got[0].Node != "b" || got[0].References != 1 ||
 			got[0].For != 70*time.Second {
 			t.Errorf("silent: %+v, %v", got, err)
 		}
 		if err := a.Forget(ctx, "b"); err != nil {
 			t.Fatal(err)
 		}
-		if n := marks(); n != 0 {
-			t.Errorf("%d marks stay", n)
+		if n := references(); n != 0 {
+			t.Errorf("%d references stay", n)
 		}
 		if err := b.Beat(ctx); err != nil { // it comes back
 			t.Fatal(err)
 		}
-		if n := marks(); n != 1 {
-			t.Errorf("who comes back has %d marks of what it uses", n)
+		if n := references(); n != 1 {
+			t.Errorf("who comes back has %d references of what it uses", n)
 		}
 	})
 }

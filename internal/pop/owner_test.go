@@ -74,7 +74,7 @@ func TestNameOfOneMachine(t *testing.T) {
 	})
 }
 
-// A node that the coordinator hears of twice leaves the marks alone that it does not
+// A node that the coordinator hears of twice leaves the references alone that it does not
 // know: the other machine's containers may stand on them.
 func TestTwinsKeepTheirMarks(t *testing.T) {
 	dir := t.TempDir()
@@ -87,7 +87,7 @@ func TestTwinsKeepTheirMarks(t *testing.T) {
 		if _, err := two.Use(ctx, id); err != nil {
 			t.Fatal(err)
 		}
-		marks := func() int {
+		references := func() int {
 			names, err := os.ReadDir(filepath.Join(dir, "refs", "n"))
 			if err != nil {
 				t.Fatal(err)
@@ -95,13 +95,13 @@ func TestTwinsKeepTheirMarks(t *testing.T) {
 			return len(names)
 		}
 		time.Sleep(20 * time.Second) // it remembers
-		if _, err := one.Sweep(ctx); err != nil || marks() != 1 {
-			t.Errorf("%d marks after a sweep: %v", marks(), err)
+		if _, err := one.Sweep(ctx); err != nil || references() != 1 {
+			t.Errorf("%d references after a sweep: %v", references(), err)
 		}
 		endTwo()
 		time.Sleep(20 * time.Second)
-		if _, err := one.Sweep(ctx); err != nil || marks() != 0 { // as a late one of its own
-			t.Errorf("%d marks of nobody after a sweep: %v", marks(), err)
+		if _, err := one.Sweep(ctx); err != nil || references() != 0 { // as a late one of its own
+			t.Errorf("%d references of nobody after a sweep: %v", references(), err)
 		}
 	})
 }

@@ -106,8 +106,8 @@ func TestPoPFindings(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	well.Members = []pop.Member{{Node: "a"}, {Node: "b"}}
-	well.Silent = []pop.Silent{{Node: "b", For: time.Hour, Marks: 3}, {Node: "c", For: time.Hour, Marks: 2},
-		{Node: "d", For: time.Second, Marks: 1}}
+	well.Silent = []pop.Silent{{Node: "b", For: time.Hour, References: 3}, {Node: "c", For: time.Hour, References: 2},
+		{Node: "d", For: time.Second, References: 1}}
 	got := silentFindings(well)
 	if len(got) != 1 || got[0].What != "PoP node c" ||
 		got[0].Remedy != `if it is gone for good: "dew pop forget c"` {

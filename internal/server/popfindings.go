@@ -174,7 +174,7 @@ func silentFindings(p *member.Status) []spec.Finding {
 		}
 		out = append(out, spec.Finding{What: "PoP node " + n.Node, Level: spec.LevelNote,
 			Detail: fmt.Sprintf("silent for %v at least; %d layers stay in the store, since it may use them",
-				n.For.Round(time.Second), n.Marks),
+				n.For.Round(time.Second), n.References),
 			Remedy: fmt.Sprintf("if it is gone for good: \"dew pop forget %s\"", n.Node)})
 	}
 	return out

@@ -302,7 +302,7 @@ func (p *process) unuse(ctx context.Context, ids ...digest.Digest) {
 		held := slices.ContainsFunc(p.n.w.layers, func(of *content) bool {
 			return of.id == id && of.checkpoint != nil
 		})
-		return !held && p.n.stands(id) // what is held stays marked
+		return !held && p.n.stands(id) // what is held stays referenced
 	})
 	if p.alive() && len(ids) > 0 {
 		p.n.w.note("%s does not use %.8s: %v", p.n.name, ids, p.store.Unuse(ctx, ids...))
@@ -348,7 +348,7 @@ func (p *process) start(ctx context.Context, of *content, rng *rand.Rand) error 
 	return p.run(of, l, release, rng)
 }
 
-// deployImage runs containers on several layers, which are marked at once; those that
+// deployImage runs containers on several layers, which are referenced at once; those that
 // the store does not have are brought, and so are checkpoints.
 func (p *process) deployImage(ctx context.Context, img []*content, rng *rand.Rand) error {
 	var errs error
@@ -424,7 +424,7 @@ func (p *process) run(of *content, l *pop.Layer, release func(), rng *rand.Rand)
 	return nil
 }
 
-// use marks a layer until unuse, or a checkpoint until release.
+// use references a layer until unuse, or a checkpoint until release.
 func (p *process) use(ctx context.Context, of *content) (l *pop.Layer, release func(), err error) {
 	if of.checkpoint == nil {
 		l, err = p.store.Use(ctx, of.id)

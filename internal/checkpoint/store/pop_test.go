@@ -138,11 +138,11 @@ func TestSharedWithAnotherNode(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(b), err)
 	}
 	if got := ys.Used(); len(got) != 1 || len(b.files("refs/y")) != 1 {
-		t.Errorf("marked while it is read: %v", got)
+		t.Errorf("referenced while it is read: %v", got)
 	}
 	release(nil)
 	if got := ys.Used(); len(got) != 0 || len(b.files("refs/y")) != 0 {
-		t.Errorf("marked: %v", got)
+		t.Errorf("referenced: %v", got)
 	}
 	if string(y.Order(ctx, r.ID)) != "3 1" {
 		t.Errorf("%q", y.Order(ctx, r.ID))

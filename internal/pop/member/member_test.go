@@ -233,8 +233,8 @@ func TestSecondNodeAsksNoRegistry(t *testing.T) {
 	if h := b.member.hitsNow(); h.Store != 2 || h.Registry != 0 || h.StoreBytes != size(p) {
 		t.Errorf("hits of the second node: %+v", h)
 	}
-	if marks, err := os.ReadDir(filepath.Join(s.store, "refs", "b")); err != nil || len(marks) != 1 {
-		t.Errorf("an image of two layers has the marks %v, %v", marks, err)
+	if references, err := os.ReadDir(filepath.Join(s.store, "refs", "b")); err != nil || len(references) != 1 {
+		t.Errorf("an image of two layers has the references %v, %v", references, err)
 	}
 }
 

@@ -112,11 +112,11 @@ func (s *popBed) prewarming(name string, images int, change ...func(*PrewarmConf
 // referenceNames are the references of a node in the store.
 func (s *popBed) referenceNames(name string) (names []string) {
 	s.t.Helper()
-	marks, err := os.ReadDir(filepath.Join(s.store, "refs", name))
+	references, err := os.ReadDir(filepath.Join(s.store, "refs", name))
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	for _, m := range marks {
+	for _, m := range references {
 		names = append(names, m.Name())
 	}
 	return names
@@ -163,7 +163,7 @@ func TestPrewarmedLayersAreReferencedBeforeTheyAreMounted(t *testing.T) {
 	}
 	f, err := b.Files(t.Context(), ids[0])
 	if err != nil || s.references("b") != 1 || f.Data != s.data(b.published(ids[0])) {
-		t.Errorf("%+v, %v, %d marks", f, err, s.references("b"))
+		t.Errorf("%+v, %v, %d references", f, err, s.references("b"))
 	}
 	sent := s.served(p)
 	f, err = b.Files(t.Context(), ids[1])
@@ -273,7 +273,7 @@ func TestPrewarmMetMeanwhile(t *testing.T) {
 	done()
 	s.awaitPrewarmed(e, q)
 	if e.has(p) {
-		t.Error("it is made ready, though nobody wants it any more")
+		t.Error("it is prewarmed, though nobody wants it any more")
 	}
 }
 
@@ -295,10 +295,10 @@ func TestPrewarmOfATrace(t *testing.T) {
 	for _, cfg := range []PrewarmConfig{{Images: 16}, {Images: 16, After: 1}, {Images: 16, After: 3},
 		{Images: 8}, {Images: 64}} {
 		ready, made := replayPrewarmed(t, cfg, path)
-		t.Logf("%d images after %d: %.2f of the first hits are of what is ready, %.2f are made ready a deployment",
+		t.Logf("%d images after %d: %.2f of the first hits are of what is ready, %.2f are prewarmed a deployment",
 			cfg.Images, cfg.After, ready, made)
 		if cfg.Images == 16 && cfg.After == 0 && (ready < 0.6 || made > 0.4) {
-			t.Errorf("%.2f of the first hits are of what is ready, %.2f are made ready a deployment", ready, made)
+			t.Errorf("%.2f of the first hits are of what is ready, %.2f are prewarmed a deployment", ready, made)
 		}
 	}
 }
@@ -448,7 +448,7 @@ func TestPrewarmWhileTheStoreIsAway(t *testing.T) {
 	id := a.bring(q)[0].Layer.DiffID
 	f, err := b.Files(t.Context(), id)
 	if err != nil || f.Data != s.data(b.published(id)) || s.references("b") == 0 {
-		t.Errorf("what rests: %+v, %v, %d marks", f, err, s.references("b"))
+		t.Errorf("what is deactivated: %+v, %v, %d references", f, err, s.references("b"))
 	}
 }
 
@@ -462,14 +462,14 @@ func TestPrewarmIsDeployed(t *testing.T) {
 	p, q := a.push("app", 1, 2), a.push("other", 3)
 	a.bring(p)
 	s.awaitPrewarmed(e, p)
-	sent, marked := s.served(p), s.referenceNames("b")
+	sent, referenced := s.served(p), s.referenceNames("b")
 	for _, l := range b.bring(p) {
 		if l.From != (fetch.Origins{PoP: l.Layer.Size}) {
 			t.Errorf("%+v", l.From)
 		}
 	}
-	if h := b.member.hitsNow(); h.Store != 2 || s.served(p) != sent || !slices.Equal(s.referenceNames("b"), marked) {
-		t.Errorf("%+v, marks %q and %q", h, marked, s.referenceNames("b"))
+	if h := b.member.hitsNow(); h.Store != 2 || s.served(p) != sent || !slices.Equal(s.referenceNames("b"), referenced) {
+		t.Errorf("%+v, references %q and %q", h, referenced, s.referenceNames("b"))
 	}
 	b.member.copies.mu.Lock()
 	if len(b.member.uses) > 0 { // which would have it copied near too soon
@@ -504,12 +504,12 @@ func TestIdleLayersAreDeactivated(t *testing.T) {
 		e.stands[id] = true
 	}
 	e.mu.Unlock()
-	b.eventually("what is idle rests", func() bool { // pulls hold layers for a moment
+	b.eventually("what is idle is deactivated", func() bool { // pulls hold layers for a moment
 		b.must(b.member.deactivateIdle(t.Context(), b.member.usable(), 0))
 		return b.member.prewarmed.isInactive(ids[p.Ref][0]) && b.member.prewarmed.isInactive(ids[p.Ref][1])
 	})
 	if b.member.prewarmed.isInactive(ids[q.Ref][0]) || b.member.prewarmed.isInactive(ids[q.Ref][1]) {
-		t.Error("what a container stands on rests")
+		t.Error("what a container stands on is deactivated")
 	}
 	a.eventually("it is evicted", func() bool { // once the hub is settled
 		_, err := a.member.Prune(t.Context(), a.inUse)

@@ -320,7 +320,7 @@ func (s *upkeep) unuseIdle(ctx context.Context, st *pop.Store, inUse func(digest
 	}
 	for _, ids := range st.Used() {
 		if err := s.unuse(ctx, st, ids, claimed); err != nil {
-			s.log.Debug("marks stay", "layers", ids, "err", err)
+			s.log.Debug("references stay", "layers", ids, "err", err)
 		}
 	}
 }

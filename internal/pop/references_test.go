@@ -11,8 +11,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// The layers of an image have few marks between them, and what of it is used no
-// more goes, though it was marked with what is.
+// The layers of an image have few references between them, and what of it is used no
+// more goes, though it was referenced with what is.
 func TestMarkedTogether(t *testing.T) {
 	inBed(t, func(t *testing.T, b *bed) {
 		ctx := t.Context()
@@ -20,10 +20,10 @@ func TestMarkedTogether(t *testing.T) {
 		ids := fill(t, x, 7)
 		have, err := y.UseAll(ctx, y.Lookups(ctx, ids))
 		if err != nil || len(have) != 7 || len(b.files("refs/y")) != 2 {
-			t.Fatalf("%d layers, %v, marks %v", len(have), err, b.files("refs/y"))
+			t.Fatalf("%d layers, %v, references %v", len(have), err, b.files("refs/y"))
 		}
 		b.hub.Cut("y", true)
-		time.Sleep(time.Minute) // the coordinator takes y for dead: marks are all there is
+		time.Sleep(time.Minute) // the coordinator takes y for dead: references are all there is
 		evicts(t, x, 0, 0, pop.AllInUse)
 		if err := y.Unuse(ctx, ids[1], ids[4]); err != nil {
 			t.Error(err)
@@ -44,7 +44,7 @@ func TestMarkedTogether(t *testing.T) {
 	})
 }
 
-// Of layers that are marked together some may not be there: these are not in use then,
+// Of layers that are referenced together some may not be there: these are not in use then,
 // nor said to have been seen.
 func TestSomeAreNotThere(t *testing.T) {
 	inBed(t, func(t *testing.T, b *bed) {
@@ -65,12 +65,12 @@ func TestSomeAreNotThere(t *testing.T) {
 			t.Errorf("there are %v, seen were %v, not %v", got, all, want)
 		}
 		if got := slices.Concat(y.Used()...); !slices.Equal(got, want) || len(b.files("refs/y")) != 1 {
-			t.Errorf("in use: %v, marks %v", got, b.files("refs/y"))
+			t.Errorf("in use: %v, references %v", got, b.files("refs/y"))
 		}
 	})
 }
 
-// What a look has shown of a layer that was evicted, or replaced, before it was marked is not believed.
+// What a look has shown of a layer that was evicted, or replaced, before it was referenced is not believed.
 func TestLookedTooSoon(t *testing.T) {
 	inBed(t, func(t *testing.T, b *bed) {
 		ctx := t.Context()
