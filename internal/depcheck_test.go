@@ -14,9 +14,9 @@ import (
 // order is the packages as a deployment flows through them: each imports only
 // those in rows before its own. Every package has a place of its own, also one below another's folder.
 var order = [][]string{
-	{"durable", "limit", "spec", "image", "sched", "engine/process", "deploy/admit", "evict"},
+	{"durable", "limit", "spec", "image", "sched", "engine/process", "evict"},
 	{"trace", "layer/presence", "sender", "setup"},
-	{"config", "deploy/journal", "layer/inflate", "layer/toc", "checkpoint/image"},
+	{"config", "deploy/admit", "deploy/journal", "layer/inflate", "layer/toc", "checkpoint/image"},
 	{"registry", "layer/bdi", "layer/erofs", "layer/tree", "checkpoint/hooks", "checkpoint/lazypages",
 		"checkpoint/upper"},
 	{"layer/mount", "layer/datafs", "pack", "pack/profile"},

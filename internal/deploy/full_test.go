@@ -42,7 +42,7 @@ func fullQueue(tb testing.TB, n int) float64 {
 	testkit.Eventually(tb, "the queue fills", func() bool {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		return len(k.live) == n && d.admission.Stats().Waiting[admit.Turn] == n
+		return len(k.live) == n && d.admission.Stats().Waiting[spec.WaitsTurn] == n
 	})
 	list := k.List(spec.DeploymentQuery{})
 	if len(list) != n || list[n-1].Position != n {

@@ -338,7 +338,7 @@ func TestQueuePlaces(t *testing.T) {
 			third <- err
 		}()
 		synctest.Wait()
-		if d := stateOf(t, k, "third"); d.State != spec.StateQueued || d.Position != 2 || d.Waits != admit.Turn {
+		if d := stateOf(t, k, "third"); d.State != spec.StateQueued || d.Position != 2 || d.Waits != spec.WaitsTurn {
 			t.Errorf("%+v", d)
 		}
 		for _, name := range []string{"first", "second", "third"} {
@@ -522,7 +522,7 @@ func TestQueueCannotWrite(t *testing.T) {
 			journal.ErrClosed) {
 			t.Errorf("%v", err)
 		}
-		if s := k.d.admission.Stats(); s.Running != 0 || s.Waiting[admit.Turn] != 0 || len(m.carried) != 0 ||
+		if s := k.d.admission.Stats(); s.Running != 0 || s.Waiting[spec.WaitsTurn] != 0 || len(m.carried) != 0 ||
 			len(k.List(spec.DeploymentQuery{All: true})) != 0 {
 			t.Errorf("%+v, %v", s, m.carried)
 		}

@@ -42,14 +42,14 @@ func pressureFinding(s admit.Stats) spec.Finding {
 		note("stop what is not needed, or expect deployments to take longer",
 			"%.0f %% of the time something waits for a processor", s.Pressure.CPU)
 	}
-	if n := s.Waiting[admit.Disk]; n > 0 {
+	if n := s.Waiting[spec.WaitsDisk]; n > 0 {
 		note("free some space, for instance with \"dew prune\"", "%d wait for room on the disk", n)
 	}
 	if s.Pressure.Memory >= someReclaim {
 		note("stop containers, or give them limits with --memory", "%.0f %% of the time something waits for memory",
 			s.Pressure.Memory)
 	}
-	if n := s.Waiting[admit.Mem]; n > 0 {
+	if n := s.Waiting[spec.WaitsMemory]; n > 0 {
 		note("stop containers, or deploy with a smaller --memory", "%d wait for memory", n)
 	}
 	f.Detail = strings.Join(said, "; ")

@@ -17,10 +17,10 @@ func TestPressureFinding(t *testing.T) {
 	}
 	for says, change := range map[string]func(*admit.Stats){
 		"3 wait for memory": func(s *admit.Stats) {
-			s.Waiting = map[string]int{admit.Mem: 3, admit.Turn: 1}
+			s.Waiting = map[string]int{spec.WaitsMemory: 3, spec.WaitsTurn: 1}
 		},
 		"2 wait for room on the disk": func(s *admit.Stats) {
-			s.Waiting = map[string]int{admit.Disk: 2}
+			s.Waiting = map[string]int{spec.WaitsDisk: 2}
 		},
 		"70 % of the time something waits for a processor": func(s *admit.Stats) { s.Pressure.CPU = 70 },
 		"70 % of the time something waits for the disk":    func(s *admit.Stats) { s.Pressure.IO = 70 },

@@ -87,9 +87,9 @@ const (
 
 // What a deployment in the queue waits for.
 const (
-	WaitsTurn   = "turn"
+	WaitsTurn   = "turn" // others are before it
 	WaitsMemory = "memory"
-	WaitsCPU    = "cpu"
+	WaitsCPU    = "cpu" // other work presses the processors: there are fewer slots
 	WaitsLink   = "link"
 	WaitsDisk   = "disk"
 )

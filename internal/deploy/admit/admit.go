@@ -87,15 +87,6 @@ type Pressure struct {
 	Waited          time.Duration // for a processor, since the machine's start
 }
 
-// What a ticket waits for.
-const (
-	Turn = "turn" // others are before it
-	Mem  = "memory"
-	CPU  = "cpu" // other work presses the processors: there are fewer slots
-	Link = "link"
-	Disk = "disk"
-)
-
 // Claim is what a deployment asks for.
 type Claim struct {
 	Caller string // who asks

@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"dewpoint/internal/spec"
+
 	"go.uber.org/goleak"
 )
 
@@ -121,14 +123,14 @@ func TestSlots(t *testing.T) {
 	for range 7 {
 		all = append(all, enter(t, a, Claim{}))
 	}
-	want(t, all, "", "", "", "", Turn, Turn, Turn)
+	want(t, all, "", "", "", "", spec.WaitsTurn, spec.WaitsTurn, spec.WaitsTurn)
 	for i, p := range []int{0, 0, 0, 0, 1, 2, 3} {
 		if got := all[i].Place().Position; got != p {
 			t.Errorf("position %d of ticket %d, want %d", got, i, p)
 		}
 	}
 	all[2].Done(0)
-	want(t, all, "", "", "", "", "", Turn, Turn)
+	want(t, all, "", "", "", "", "", spec.WaitsTurn, spec.WaitsTurn)
 	if p := all[6].Place().Position; p != 2 {
 		t.Errorf("position %d, want 2", p)
 	}
@@ -303,7 +305,7 @@ func TestBusy(t *testing.T) {
 	if _, err := a.Enter(Claim{Caller: "last"}); !errors.As(err, &busy) {
 		t.Errorf("the queue has no end: %v", err)
 	}
-	if s := a.Stats(); s.Busy != 3 || s.Waiting[Turn] != 64 {
+	if s := a.Stats(); s.Busy != 3 || s.Waiting[spec.WaitsTurn] != 64 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -332,7 +334,7 @@ func TestGroup(t *testing.T) {
 	a, _ := open(t, Config{})
 	g := &Group{Limit: 1}
 	all := []*Ticket{enter(t, a, Claim{Group: g}), enter(t, a, Claim{Group: g}), enter(t, a, Claim{})}
-	want(t, all, "", Turn, "")
+	want(t, all, "", spec.WaitsTurn, "")
 	all[0].Done(0)
 	want(t, all, "", "", "")
 }

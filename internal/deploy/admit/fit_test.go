@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"dewpoint/internal/spec"
 	"dewpoint/testkit"
 )
 
@@ -34,7 +35,7 @@ func TestMemory(t *testing.T) {
 		w.set(func(w *world) { w.free = 6 * gib })
 		all := []*Ticket{enter(t, a, Claim{Memory: 4 * gib}), enter(t, a, Claim{Memory: 4 * gib}),
 			enter(t, a, Claim{Memory: gib})}
-		want(t, all, "", Mem, "")
+		want(t, all, "", spec.WaitsMemory, "")
 		w.set(func(w *world) { w.free = 10 * gib })
 		begun := time.Now()
 		if err := all[1].Run(t.Context()); err != nil {
@@ -64,7 +65,7 @@ func TestUnused(t *testing.T) {
 				want(t, []*Ticket{big, small}, "", "")
 				return
 			}
-			want(t, []*Ticket{big, small}, Mem, "")
+			want(t, []*Ticket{big, small}, spec.WaitsMemory, "")
 			if s := a.Stats(); s.Unused != int64(unused) {
 				t.Errorf("%d bytes are unused", s.Unused)
 			}
@@ -91,7 +92,7 @@ func TestPromises(t *testing.T) {
 		want(t, []*Ticket{next}, "")
 		third := enter(t, a, Claim{Memory: 3 * gib})
 		next.Done(10 << 20)
-		want(t, []*Ticket{third}, Mem)
+		want(t, []*Ticket{third}, spec.WaitsMemory)
 		begun := time.Now()
 		if err := third.Run(t.Context()); err != nil {
 			t.Fatal(err)
@@ -161,7 +162,7 @@ func TestBigIsNotStarved(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		big := enter(t, a, Claim{Caller: "big", Memory: 12 * gib})
-		want(t, []*Ticket{big}, Mem)
+		want(t, []*Ticket{big}, spec.WaitsMemory)
 		begun := time.Now()
 		if err := big.Run(t.Context()); err != nil {
 			t.Fatal(err)
@@ -216,7 +217,7 @@ func TestPressure(t *testing.T) {
 		come(6)
 		press(90)
 		time.Sleep(5 * time.Second)
-		want(t, all, "", "", "", "", Turn, Turn) // ours
+		want(t, all, "", "", "", "", spec.WaitsTurn, spec.WaitsTurn) // ours
 		done()
 		time.Sleep(gaugeEvery)
 		come(4)
@@ -224,7 +225,7 @@ func TestPressure(t *testing.T) {
 		done()
 		time.Sleep(quiet + 3*gaugeEvery)
 		come(4)
-		want(t, all, "", "", CPU, CPU)
+		want(t, all, "", "", spec.WaitsCPU, spec.WaitsCPU)
 		press(0)
 		time.Sleep(othersFor + time.Second) // it cannot be told from ours, and is not believed for ever
 		want(t, all, "", "", "", "")
@@ -251,12 +252,12 @@ func TestLink(t *testing.T) {
 		return enter(t, a, Claim{Image: image, Host: host, Fetch: true})
 	}
 	all := []*Ticket{fetch("a", "h"), fetch("a", "h"), fetch("b", "h"), fetch("c", "h"), fetch("d", "other")}
-	want(t, all, "", Link, "", Link, "")
+	want(t, all, "", spec.WaitsLink, "", spec.WaitsLink, "")
 	here, later := enter(t, a, Claim{Image: "x"}), enter(t, a, Claim{Image: "y"})
-	want(t, []*Ticket{here, later}, "", Turn)
+	want(t, []*Ticket{here, later}, "", spec.WaitsTurn)
 	inBackground(t, func(ctx context.Context) { all[0].Run(ctx) }, func() {
-		waitFor(t, func() bool { return all[0].Place().Waits == Turn })
-		want(t, all, Turn, Turn, "", "", "")
+		waitFor(t, func() bool { return all[0].Place().Waits == spec.WaitsTurn })
+		want(t, all, spec.WaitsTurn, spec.WaitsTurn, "", "", "")
 		for i, k := range []*Ticket{all[0], all[1], later} {
 			if k.Place().Position != i+1 {
 				t.Errorf("%d is at position %d", i, k.Place().Position)
@@ -267,7 +268,7 @@ func TestLink(t *testing.T) {
 	})
 	// One that fails leaves the fetch to the others, who do not wait for each other any more.
 	again := []*Ticket{fetch("e", "third"), fetch("e", "third"), fetch("e", "third")}
-	want(t, again, "", Link, Link)
+	want(t, again, "", spec.WaitsLink, spec.WaitsLink)
 	again[0].Done(0)
 	want(t, again, "", "", "")
 }
@@ -316,7 +317,7 @@ func TestDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 		next := enter(t, a, Claim{Image: "c", Fetch: true, Absent: 3 * gib})
-		want(t, []*Ticket{next}, Disk)
+		want(t, []*Ticket{next}, spec.WaitsDisk)
 		k.Done(0)
 		if err := next.Wait(t.Context()); err != nil {
 			t.Error(err)

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"dewpoint/internal/spec"
 )
 
 // schedule grants what can be granted. With mu held.
@@ -88,10 +90,10 @@ func (a *Admitter) next(s stage) *Ticket {
 			if why == "" {
 				return t
 			}
-			if why == Mem && a.kept.by == nil {
+			if why == spec.WaitsMemory && a.kept.by == nil {
 				a.keep(t)
 			}
-			if why != Turn { // a group at its limit bounds nobody else
+			if why != spec.WaitsTurn { // a group at its limit bounds nobody else
 				lack++
 			}
 			if lack == lookAhead {
@@ -134,13 +136,13 @@ func (a *Admitter) grant(t *Ticket) {
 func (a *Admitter) lacks(t *Ticket) string {
 	switch {
 	case t.at == running && t.claim.Group.full():
-		return Turn
+		return spec.WaitsTurn
 	case t.at == running && !a.fits(t):
-		return Mem
+		return spec.WaitsMemory
 	case t.at == fetching && (a.hosts[t.claim.Host] >= a.cfg.Fetch || a.comes(t.claim.Image)):
-		return Link
+		return spec.WaitsLink
 	case t.at == fetching && !a.onDisk(t.claim.Absent):
-		return Disk
+		return spec.WaitsDisk
 	}
 	return ""
 }
@@ -158,7 +160,7 @@ type Place struct {
 	// Position is the ticket's place among those that wait for the same, from 1 on: in
 	// the order in which they go on if none lacks anything.
 	Position int
-	Waits    string // Turn, Mem, CPU, Link, Disk; "" is nothing
+	Waits    string // spec.WaitsTurn and so on; "" is nothing
 }
 
 // Places says where tickets stand, in one pass over all that wait.
@@ -216,11 +218,11 @@ func (a *Admitter) waits(t *Ticket) string {
 	case why != "":
 		return why
 	case a.room(t.at):
-		return Turn
+		return spec.WaitsTurn
 	case t.at == fetching:
-		return Link
+		return spec.WaitsLink
 	case a.limit() < a.cfg.Max:
-		return CPU
+		return spec.WaitsCPU
 	}
-	return Turn
+	return spec.WaitsTurn
 }

@@ -1,6 +1,10 @@
 package admit
 
-import "time"
+import (
+	"time"
+
+	"dewpoint/internal/spec"
+)
 
 // Stats is how admission stands.
 type Stats struct {
@@ -25,7 +29,8 @@ func (a *Admitter) Stats() Stats {
 	defer a.mu.Unlock()
 	a.look(time.Now())
 	s := a.stats
-	s.Waiting = map[string]int{Turn: 0, Mem: 0, CPU: 0, Link: 0, Disk: 0}
+	s.Waiting = map[string]int{spec.WaitsTurn: 0, spec.WaitsMemory: 0, spec.WaitsCPU: 0, spec.WaitsLink: 0,
+		spec.WaitsDisk: 0}
 	for _, c := range a.callers {
 		for _, line := range c.lines {
 			for _, t := range line {

@@ -45,8 +45,8 @@ func (q *queue) Collect(ch chan<- prometheus.Metric) {
 	send := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, t, v, labels...)
 	}
-	for _, reason := range []string{admit.Turn, admit.Mem, admit.CPU, admit.Link, admit.Disk} {
-		send(q.waiting, prometheus.GaugeValue, float64(s.Waiting[reason]), reason)
+	for reason, n := range s.Waiting {
+		send(q.waiting, prometheus.GaugeValue, float64(n), reason)
 	}
 	send(q.running, prometheus.GaugeValue, float64(s.Running))
 	send(q.limit, prometheus.GaugeValue, float64(s.Limit))
