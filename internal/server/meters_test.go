@@ -38,7 +38,7 @@ func measured(t *testing.T) *meters {
 	d.puller = fetch.NewPuller(fetch.Config{})
 	t.Cleanup(func() { d.puller.Close() })
 	d.measureNode()
-	d.set.Queue(func() admit.Stats { return admit.Stats{} })
+	d.set.Queue(func() admit.Stats { return admit.Stats{Waiting: map[string]int{spec.WaitsTurn: 0}} })
 	d.measureLazy()
 	d.measurePoP()
 	d.measureCheckpoints()
