@@ -51,7 +51,7 @@ var wallClock = []byte("\xbf\x00\x00\x00\x00\x48\x8d\x74\x24\x10\x48\x8b\x05")
 func newClocks(t *testing.T, dewd string) *clocks {
 	t.Helper()
 	dir := t.TempDir()
-	c := &clocks{t: t, program: filepath.Join(dir, "program"), dewd: dewd, other: filepath.Join(dir, "other")}
+	c := &clocks{t: t, program: filepath.Join(dir, "program"), dewd: dewd, other: filepath.Join(dir, "other", "dewd")}
 	code, err := os.ReadFile(dewd)
 	if err != nil {
 		t.Fatal(err)
@@ -63,8 +63,10 @@ func newClocks(t *testing.T, dewd string) *clocks {
 	script := "#!/bin/sh\nfor a; do case \"$a\" in */dewd.toml) d=${a%/*};; esac; done\nexec " + dir +
 		"/${d##*/} \"$@\"\n"
 	// What dewd looks for beside itself.
-	if err := os.Symlink(filepath.Join(filepath.Dir(dewd), shimgroup.Program),
-		filepath.Join(dir, shimgroup.Program)); err != nil {
+	beside := filepath.Dir(c.other)
+	shim := filepath.Join(filepath.Dir(dewd), shimgroup.Program)
+	if err := errors.Join(os.Mkdir(beside, 0o755),
+		os.Symlink(shim, filepath.Join(beside, shimgroup.Program))); err != nil {
 		t.Fatal(err)
 	}
 	for path, b := range map[string][]byte{c.other: code, c.program: []byte(script)} {

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -28,6 +29,8 @@ import (
 	"dewpoint/testkit"
 	"dewpoint/testkit/popbed"
 	"dewpoint/testkit/registrytest"
+
+	"github.com/opencontainers/go-digest"
 )
 
 // The soak plays schedules: each is a few steps on a node or on a PoP of three, an operation with a fault in
@@ -84,6 +87,7 @@ type soak struct {
 	near   *registrytest.Server // the registry, as the test itself reaches it
 	images []soakImage
 	faults []fault
+	clocks *clocks // of the nodes' dewds
 	// known are the containers of each node, by name. What runs beside the schedule does not touch it.
 	known []map[string]*container
 	names int
@@ -107,8 +111,11 @@ const soakTags = 3
 
 func newSoak(t *testing.T, nodes int, backend string) *soak {
 	const more = "[link]\nlimit = \"40Mbit\"\n" + noLearn + "[registries]\nstall_timeout = \"1s\"\n"
-	cfg := popbed.Config{Nodes: nodes, Template: popbed.Basic + more}
-	s := &soak{t: t}
+	s := &soak{t: t, clocks: newClocks(t, filepath.Join(programs, "dewd"))}
+	cfg := popbed.Config{Nodes: nodes, Template: popbed.Basic + more, Dewd: s.clocks.program}
+	for i := range nodes {
+		s.clocks.set(i, "")
+	}
 	if nodes > 1 {
 		cfg.Store, cfg.StoreBytes = popbed.Dir, 512<<20
 		cfg.Template = sharingStore + more
@@ -257,6 +264,10 @@ func (s *soak) play(t *testing.T, seed int) {
 		s.retag(tag, s.rnd.IntN(len(s.images)))
 	}
 	for n := range soakSteps {
+		if len(s.Nodes) > 1 && s.rnd.IntN(4) == 0 {
+			s.settled()
+			s.lie(s.rnd.IntN(len(s.Nodes)), s.rnd.IntN(1<<16))
+		}
 		s.step(n)
 		if t.Failed() {
 			return
@@ -324,6 +335,18 @@ func (s *soak) within(do func(context.Context) error) error {
 		return fmt.Errorf("it hangs: %w: %v", ctx.Err(), err)
 	}
 	return err
+}
+
+// ask asks the dewd of a node.
+func (s *soak) ask(i int, do func(context.Context, *api.Client) error) error {
+	return s.afterRestart(func(ctx context.Context) error {
+		c, err := api.Dial(s.Nodes[i].Host())
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		return do(ctx, c)
+	})
 }
 
 // afterRestart is within, again for what a containerd refuses that has not found its new dewd yet.
@@ -424,15 +447,95 @@ func (s *soak) remove(i int, name string) (do func(context.Context) error, after
 		}
 }
 
+// lie changes a byte of a layer in the store, as a hostile neighbour would, and has node i verify the layer.
+// It is one that no container stands on: those that do read what is there until then. Afterwards nobody may,
+// which check sees.
+func (s *soak) lie(i, at int) {
+	free := map[string]bool{} // layers of the images, but those of containers that are there, or come
+	for _, img := range s.images {
+		for _, l := range img.layers {
+			free[digest.FromBytes(l.Tar).String()] = true
+		}
+	}
+	for k := range s.Nodes {
+		err := s.ask(k, func(ctx context.Context, c *api.Client) error {
+			under, err := c.ListDeployments(ctx, spec.DeploymentQuery{})
+			if err != nil || len(under) > 0 {
+				return errors.Join(err, errBusy)
+			}
+			list, err := c.List(ctx, true)
+			for _, c := range list {
+				for _, img := range s.images {
+					for _, l := range img.layers {
+						if img.pushed.Digest.String() == c.Digest {
+							delete(free, digest.FromBytes(l.Tar).String())
+						}
+					}
+				}
+			}
+			return err
+		})
+		if err != nil {
+			return
+		}
+	}
+	id, was := s.falsify(i, free, at)
+	if id == "" {
+		return
+	}
+	said := spec.PoPVerified{}
+	err := s.ask(i, func(ctx context.Context, c *api.Client) error {
+		return c.PoPVerify(ctx, []string{id}, func(v spec.PoPVerified) error { said = v; return nil })
+	})
+	s.t.Logf("a byte of %s is another one: n%d says %+v, %v", id, i+1, said, err)
+	if e := (*api.Error)(nil); errors.As(err, &e) && e.Code == api.NotFound {
+		return // it was evicted
+	}
+	if err != nil || said.State != spec.PoPDamaged && said.State != spec.PoPReplaced {
+		s.t.Errorf("n%d verifies %s, in which a byte was changed at %d: %+v, %v", i+1, id, was, said, err)
+	}
+}
+
+var errBusy = errors.New("something is under way")
+
+// falsify changes a byte of the data of a layer in the store, which it gives; "" is none.
+func (s *soak) falsify(i int, free map[string]bool, at int) (id string, off int64) {
+	pids := s.pids(i, "/dewd\x00--config\x00")
+	if len(pids) != 1 {
+		return "", 0
+	}
+	dir := filepath.Join(fmt.Sprintf("/proc/%d/root", pids[0]), s.Nodes[i].Store, "layers")
+	records, _ := filepath.Glob(filepath.Join(dir, "*.json"))
+	for k := range records {
+		text, _ := os.ReadFile(records[(k+at)%len(records)])
+		var rec struct {
+			DiffID string `json:"diff_id"`
+			Name   string `json:"name"`
+			Size   int64  `json:"size"`
+		}
+		if json.Unmarshal(text, &rec) != nil || !free[rec.DiffID] {
+			continue
+		}
+		f, err := os.OpenFile(filepath.Join(dir, rec.Name+".data"), os.O_RDWR, 0)
+		if err != nil {
+			continue
+		}
+		defer f.Close()
+		b, off := []byte{0}, int64(at)%rec.Size
+		_, err = f.ReadAt(b, off)
+		b[0] ^= 1
+		if _, werr := f.WriteAt(b, off); err != nil || werr != nil {
+			s.t.Errorf("change %s: %v, %v", rec.Name, err, werr)
+		}
+		return rec.DiffID, off
+	}
+	return "", 0
+}
+
 // check is the oracle: what a node lists is what it is known to have, and containers see their images.
 func (s *soak) check(i int) {
 	var list []spec.Container
-	if err := s.afterRestart(func(ctx context.Context) error {
-		c, err := api.Dial(s.Nodes[i].Host())
-		if err != nil {
-			return err
-		}
-		defer c.Close()
+	if err := s.ask(i, func(ctx context.Context, c *api.Client) (err error) {
 		list, err = c.List(ctx, true)
 		return err
 	}); err != nil {
@@ -513,33 +616,60 @@ func (s *soak) compare(i int, c spec.Container) {
 // end takes all away, and nothing may be left of it.
 func (s *soak) end() {
 	began := time.Now()
+	for i := range s.Nodes {
+		err := s.ask(i, func(ctx context.Context, c *api.Client) error { return s.empty(ctx, i, c) })
+		if err != nil {
+			s.t.Errorf("n%d at the end: %v", i+1, err)
+			return
+		}
+	}
 	for i, n := range s.Nodes {
-		err := s.afterRestart(func(ctx context.Context) error {
-			c, err := api.Dial(n.Host())
-			if err != nil {
+		pruned := s.pruned(i)
+		s.must(pruned(true))
+		for what, left := range s.leftovers(n) {
+			if got := gone(func() []string { s.must(pruned(false)); return left() }); len(got) > 0 {
+				s.t.Errorf("n%d: %s left: %v", i+1, what, got)
+			}
+		}
+	}
+	s.t.Logf("all is removed [%s]", time.Since(began))
+}
+
+// empty removes a node's containers, once what was accepted before a crash is over.
+func (s *soak) empty(ctx context.Context, i int, c *api.Client) error {
+	for under := true; under; time.Sleep(20 * time.Millisecond) {
+		all, err := c.ListDeployments(ctx, spec.DeploymentQuery{})
+		if err != nil {
+			return err
+		}
+		under = len(all) > 0
+	}
+	for name := range s.known[i] {
+		do, after := s.remove(i, name)
+		err := do(ctx)
+		if after(err); err != nil {
+			return fmt.Errorf("remove %s: %w", name, err)
+		}
+	}
+	list, err := c.List(ctx, true)
+	if err != nil || len(list) > 0 {
+		return fmt.Errorf("it lists %+v, %w", list, err)
+	}
+	return nil
+}
+
+// pruned removes a node's images, and what they leave; once more only what was prewarmed meanwhile.
+func (s *soak) pruned(i int) func(first bool) error {
+	return func(first bool) error {
+		return s.ask(i, func(ctx context.Context, c *api.Client) error {
+			images, err := c.Images(ctx)
+			if err != nil || len(images) == 0 && !first {
 				return err
 			}
-			defer c.Close()
-			for under := true; under; time.Sleep(20 * time.Millisecond) { // what was accepted before a crash goes on
-				all, err := c.ListDeployments(ctx, spec.DeploymentQuery{})
-				if err != nil {
-					return err
-				}
-				under = len(all) > 0
-			}
-			for name := range s.known[i] {
-				do, after := s.remove(i, name)
-				err := do(ctx)
-				if after(err); err != nil {
-					return fmt.Errorf("remove %s: %w", name, err)
-				}
-			}
-			list, err := c.List(ctx, true)
-			if err != nil || len(list) > 0 {
-				return fmt.Errorf("it lists %+v, %w", list, err)
-			}
-			images, err := c.Images(ctx)
 			for _, img := range images {
+				if !first {
+					s.t.Logf("n%d has prewarmed %s", i+1, img.Name)
+				}
 				err = errors.Join(err, c.RemoveImage(ctx, img.Name))
 			}
 			if err != nil {
@@ -548,17 +678,7 @@ func (s *soak) end() {
 			_, err = c.Prune(ctx, spec.PruneOptions{Images: true})
 			return err
 		})
-		if err != nil {
-			s.t.Errorf("n%d at the end: %v", i+1, err)
-			continue
-		}
-		for what, left := range s.leftovers(n) {
-			if got := gone(left); len(got) > 0 {
-				s.t.Errorf("n%d: %s left: %v", i+1, what, got)
-			}
-		}
 	}
-	s.t.Logf("all is removed [%s]", time.Since(began))
 }
 
 // leftovers are what a node has of containers and images.

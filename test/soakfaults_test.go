@@ -4,9 +4,11 @@ package test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,6 +46,13 @@ func soakFaults(nodes int) []fault {
 		{"dewd is killed at a sync", stopsAt("fsync,fdatasync,syncfs,sync_file_range", "signal=SIGKILL", 6)},
 		{"a sync fails", stopsAt("fsync,fdatasync,syncfs", "error=EIO", 6)},
 		{"the disk is full", stopsAt("pwrite64,fallocate,mkdirat,ftruncate", "error=ENOSPC", 12)},
+		{"memory is short", shortOfMemory},
+		{"the clock is another one", func(s *soak, i, at int) func() {
+			s.must(s.KillDewd(s.t.Context(), i))
+			s.clocks.set(i, []string{"", "1970", "2065"}[at%3])
+			s.must(s.StartDewd(s.t.Context(), i))
+			return func() {} // it stays so
+		}},
 		{"the node is frozen", func(s *soak, i, _ int) func() {
 			s.must(s.FreezeNode(i))
 			time.Sleep(time.Second)
@@ -132,6 +141,34 @@ func stopsAt(calls, what string, wide int) func(*soak, int, int) func() {
 			cmd.Wait()
 			s.must(s.KillDewd(s.t.Context(), i))
 			s.must(s.StartDewd(s.t.Context(), i))
+		}
+	}
+}
+
+// shortOfMemory has the dewd of a node and its children live with 8 to 40 MiB more than they have. If the
+// kernel kills it, it is started again.
+func shortOfMemory(s *soak, i, at int) func() {
+	dir := fmt.Sprintf("/sys/fs/cgroup/memory/dewpoint-soak-%d-%d", os.Getpid(), i)
+	write := func(file, what string) error { return os.WriteFile(filepath.Join(dir, file), []byte(what), 0) }
+	s.must(os.Mkdir(dir, 0o755))
+	s.must(write("memory.limit_in_bytes", strconv.Itoa((8+at%32)<<20)))
+	for _, pid := range s.pids(i, "/dewd\x00") {
+		_ = write("cgroup.procs", strconv.Itoa(pid)) // it may end
+	}
+	return func() {
+		s.eventually("the node has its memory back", func() error {
+			inside, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+			for _, pid := range strings.Fields(string(inside)) {
+				_ = os.WriteFile(filepath.Join(filepath.Dir(dir), "cgroup.procs"), []byte(pid), 0)
+			}
+			return errors.Join(err, os.Remove(dir))
+		})
+		select {
+		case <-s.Nodes[i].Group().Ended():
+			s.t.Logf("the kernel has killed the dewd of n%d", i+1)
+			s.must(s.KillDewd(s.t.Context(), i))
+			s.must(s.StartDewd(s.t.Context(), i))
+		default:
 		}
 	}
 }
