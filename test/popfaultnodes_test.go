@@ -309,6 +309,7 @@ func flippedBytes(b *faultBed) {
 		}
 		b.must(b.event(1, spec.EventDamaged, img.own()))
 		b.must(b.event(1, spec.EventReplaced, img.own()))
+		b.must(b.event(1, spec.EventLost, img.own())) // a container runs with it
 		for _, i := range []int{1, 4} {
 			run, err := b.run(i, img)
 			b.must(err)

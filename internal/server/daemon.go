@@ -135,7 +135,7 @@ func newDaemon(cfg Config) *daemon {
 	d.room.maxBytes.Store(int64(cfg.File.Cache.MaxBytes))
 	d.partials = &partials{engine: d.usage.engine, events: events, log: cfg.Log, bg: &d.bg}
 	d.pop = &popParts{cfg: cfg, node: d.name, saved: newLate[*store.Store](), usage: d.usage, room: d.room,
-		log: cfg.Log, bg: &d.bg}
+		partials: d.partials, log: cfg.Log, bg: &d.bg}
 	return d
 }
 

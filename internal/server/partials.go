@@ -202,6 +202,22 @@ func (p *partials) tellLost(ids []digest.Digest, why string) {
 		"`dew doctor` says that lazy starts work", "containers", names, "layers", ids, "err", err)
 }
 
+// tellLeft says which containers run with a layer that has left the PoP's store.
+func (p *partials) tellLeft(id digest.Digest, why string) {
+	ctx, cancel := context.WithTimeout(p.life, time.Minute)
+	defer cancel()
+	hurt, err := p.runBy(ctx, []digest.Digest{id})
+	for _, c := range hurt {
+		p.events.add(spec.Event{Kind: spec.EventLost, Name: c.Name, Image: c.Image, Layer: id.String(), Error: why})
+		p.log.Warn("a container runs with the files of a layer that has left the PoP's store: restart it",
+			"container", c.Name, "image", c.Image, "layer", id)
+	}
+	if err != nil && p.life.Err() == nil {
+		p.log.Warn("which containers run with a layer that has left the PoP's store is not known", "layer", id,
+			"err", err)
+	}
+}
+
 // runBy lists the containers that run and whose images have one of the layers.
 func (p *partials) runBy(ctx context.Context, ids []digest.Digest) (found []*engine.Info, err error) {
 	e, err := p.engine.wait(ctx)

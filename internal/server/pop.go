@@ -41,12 +41,13 @@ type popParts struct {
 	dir   *pop.Dir        // the store's; nil without one
 	auth  *peer.Auth
 	// nil: this node is by itself; also before there is a puller
-	member *member.Member
-	saved  *late[*store.Store] // checkpoints; of nil if there are to be none
-	usage  *usage
-	room   *room
-	log    *slog.Logger
-	bg     *sync.WaitGroup // has what goes on in the background
+	member   *member.Member
+	saved    *late[*store.Store] // checkpoints; of nil if there are to be none
+	usage    *usage
+	room     *room
+	partials *partials // knows which containers run with a layer
+	log      *slog.Logger
+	bg       *sync.WaitGroup // has what goes on in the background
 }
 
 // join makes the parts that the configuration asks for. Neither Redis nor
@@ -279,6 +280,11 @@ func (p *popParts) Damaged(id digest.Digest, why error) {
 // Replaced tells it of one that is in the store again.
 func (p *popParts) Replaced(id digest.Digest) {
 	p.usage.events.add(spec.Event{Kind: spec.EventReplaced, Layer: id.String()})
+}
+
+// LetGo tells which containers run on with the files of a layer that has left the store.
+func (p *popParts) LetGo(id digest.Digest, why string) {
+	p.partials.onceOpen(func() { p.bg.Go(func() { p.partials.tellLeft(id, why) }) })
 }
 
 // Lost has a checkpoint of this node's that was damaged in the store put there again.

@@ -179,7 +179,8 @@ const (
 	EventHealth    = "health"  // a container's health has another state: Health, with Error if it is bad
 	EventRemoved   = "removed" // a container is gone
 	EventDeleted   = "deleted" // an image is gone
-	// containers get I/O errors, or Name was killed, for what served their layers or memory is gone: Error
+	// containers get I/O errors, or Name was killed, for what served their layers or memory is gone; or Name
+	// runs with files of a Layer that has left the PoP's store: Error
 	EventLost     = "lost"
 	EventMismatch = "lied" // bytes that an image ran with are not the layer's: Error
 	// A Layer of the PoP's store is not what was published (Error), and one that was

@@ -52,6 +52,7 @@ type popNode struct {
 	used     map[digest.Digest]bool // what containers stand on
 	damaged  []digest.Digest
 	replaced []digest.Digest
+	letGo    []digest.Digest
 }
 
 const (
@@ -120,13 +121,15 @@ type fits func() bool
 
 func (f fits) Fits(int64) bool { return f() }
 
-// ear notes which layers are damaged, and replaced.
+// ear notes which layers are damaged, and replaced, and which the node let go of.
 type ear struct {
 	deaf
 	n *popNode
 }
 
 func (e ear) Damaged(id digest.Digest, _ error) { e.n.note(&e.n.damaged, id) }
+
+func (e ear) LetGo(id digest.Digest, _ string) { e.n.note(&e.n.letGo, id) }
 
 func (e ear) Replaced(id digest.Digest) { e.n.note(&e.n.replaced, id) }
 
@@ -497,6 +500,16 @@ func TestDamageIsLetGoOfElsewhere(t *testing.T) {
 		l, err := b.layers.Peek(id)
 		return err == nil && l.At != s.data(bad)
 	})
+	b.eventually("it is told that the node let go of it", func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return slices.Equal(b.letGo, []digest.Digest{id})
+	})
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.letGo) > 0 {
+		t.Errorf("the node that has a copy of its own let go of %q", a.letGo)
+	}
 	b.bring(p)
 	if _, damaged := b.verifyAll(); len(damaged) != 0 {
 		t.Errorf("%+v", damaged)

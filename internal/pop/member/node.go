@@ -35,6 +35,9 @@ type Audience interface {
 	Lost(id digest.Digest)
 	// Replaced is told of damaged layers that are in the store again.
 	Replaced(id digest.Digest)
+	// LetGo is told of a layer that this node used out of the store, and does not any more, and why: containers
+	// that run with it go on with the files that they have. It must not block.
+	LetGo(id digest.Digest, why string)
 	// Heard is told of every event of the PoP, one after the other, while Run does, and of a Resync when the
 	// store has been opened. It must not block.
 	Heard(e pop.Event)
@@ -48,6 +51,8 @@ func (deaf) Damaged(digest.Digest, error) {}
 func (deaf) Lost(digest.Digest) {}
 
 func (deaf) Replaced(digest.Digest) {}
+
+func (deaf) LetGo(digest.Digest, string) {}
 
 func (deaf) Heard(pop.Event) {}
 

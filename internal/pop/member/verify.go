@@ -265,6 +265,7 @@ func (s *verifier) letGo(ctx context.Context, id digest.Digest, say string) bool
 		s.log.Warn("detach layer", "layer", id, "err", err)
 		return false
 	}
+	s.cfg.Audience.LetGo(id, say)
 	return true
 }
 
