@@ -42,13 +42,21 @@ func newHost(t *testing.T, reg *registrytest.Server, v containerdtest.Version,
 	cri *containerdtest.CRI) (*machine, *containerdtest.Containerd) {
 	t.Helper()
 	m := newMachine(t, reg)
+	return m, startHost(t, m, v, cri)
+}
+
+// startHost starts a containerd, and the node beside it.
+func startHost(t *testing.T, m *machine, v containerdtest.Version,
+	cri *containerdtest.CRI) *containerdtest.Containerd {
+	t.Helper()
 	dir := filepath.Join(filepath.Dir(m.root), "c")
 	if err := errors.Join(os.MkdirAll(m.state, 0o755), os.MkdirAll(dir, 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	c := containerdtest.StartCRI(t, v, dir, filepath.Join(m.state, "snapshotter.sock"), cri)
 	m.args = []string{"--containerd", c.Address}
-	return m.start(), c
+	m.start()
+	return c
 }
 
 // A day with nerdctl: run, exec, commit, save, load, push, compose, prune, on images that dewd has brought.
@@ -127,7 +135,7 @@ func testCrictl(t *testing.T, v containerdtest.Version) {
 	dialCRI(t, c.Address) // is there
 	crictl := func(args ...string) string {
 		t.Helper()
-		cmd := exec.CommandContext(t.Context(), containerdtest.Tool("cri-tools-1.37.0", "crictl"),
+		cmd := exec.CommandContext(t.Context(), containerdtest.Tool("crictl-1.37.0", "crictl"),
 			append([]string{"--runtime-endpoint", "unix://" + c.Address}, args...)...)
 		out, err := cmd.Output()
 		if err != nil {

@@ -4,6 +4,7 @@ package containerdtest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -63,6 +64,10 @@ type CRI struct {
 	// Transfer lets version 2.4 pull by its transfer service, which is told of
 	// snapshot annotations by the proxy plugin, and not by CRI's own client.
 	Transfer bool
+	// Snapshotter is where images go that CRI pulls; "" is dewpoint. Version 2.4 alone.
+	Snapshotter string
+	Hosts       string // the directory of hosts.toml files; "" is none. Version 2.4 alone.
+	CNI         string // the directory of CNI's plugins and configurations; "" is an empty one
 }
 
 // Start starts containerd in dir, with the snapshotter "dewpoint" (and, where
@@ -150,11 +155,16 @@ func (c *Containerd) config(socket string) string {
 	if c.Version != V16 {
 		fmt.Fprintf(&b, proxies17, socket, runtime.GOARCH, runtime.GOARCH)
 	}
-	switch cni := filepath.Join(c.dir, "cni"); {
-	case c.cri == nil:
-	case c.Version.Two():
-		fmt.Fprintf(&b, cri24, c.cri.Transfer, c.cri.Sandbox, cni, cni)
-	default:
+	if c.cri == nil {
+		return b.String()
+	}
+	cni := cmp.Or(c.cri.CNI, filepath.Join(c.dir, "cni"))
+	if c.Version.Two() {
+		fmt.Fprintf(&b, cri24, cmp.Or(c.cri.Snapshotter, "dewpoint"), c.cri.Transfer, c.cri.Sandbox, cni, cni)
+		if c.cri.Hosts != "" {
+			fmt.Fprintf(&b, "[plugins.\"io.containerd.cri.v1.images\".registry]\n  config_path = %q\n", c.cri.Hosts)
+		}
+	} else {
 		fmt.Fprintf(&b, cri16, c.cri.Sandbox, cni, cni)
 	}
 	return b.String()
@@ -177,7 +187,7 @@ const (
   conf_dir = %q
 `
 	cri24 = `[plugins."io.containerd.cri.v1.images"]
-  snapshotter = "dewpoint"
+  snapshotter = %q
   disable_snapshot_annotations = %t
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = %q
