@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	programs "os/exec"
+	"slices"
 	"strings"
 
 	join "dewpoint/internal/setup"
@@ -34,6 +35,9 @@ func joinHost(ctx context.Context, c *call) error {
 	targets := c.args
 	if len(targets) == 0 && j.undo {
 		targets = join.Joined(j.Root)
+		if j.File != "" && !slices.Contains(targets, "containerd") {
+			targets = append(targets, "containerd") // whose file lies elsewhere
+		}
 	} else if len(targets) != 1 {
 		return misuse(c, "name one of %s", strings.Join(join.Targets, ", "))
 	}

@@ -149,6 +149,27 @@ func TestTargets(t *testing.T) {
 	}
 }
 
+// What others write below dewd's lines, or in their place, stays in its table.
+func TestUndoAmongOthersLines(t *testing.T) {
+	const cri = "[plugins.'io.containerd.grpc.v1.cri'.containerd]"
+	for name, c := range map[string]struct{ before, old, change, want string }{
+		"below a table of dewd's": {"version = 2\n", "disable_snapshot_annotations = false" + mark + "\n",
+			"disable_snapshot_annotations = false" + mark + "\n  other = 1\n",
+			"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n  other = 1\n"},
+		"a value of his own": {"version = 2\n" + cri + "\n  snapshotter = \"native\"\n", "  snapshotter = \"dewpoint\"" + mark,
+			"  snapshotter = \"stargz\"", "version = 2\n" + cri + "\n  snapshotter = \"stargz\"\n"},
+	} {
+		text, err := containerdConfig([]byte(c.before), version{1, 6, 20}, socket)
+		if err != nil || !strings.Contains(string(text), c.old) {
+			t.Fatalf("%s: %v\n%s", name, err, text)
+		}
+		out, _ := undo(bytes.Replace(text, []byte(c.old), []byte(c.change), 1))
+		if string(out) != c.want {
+			t.Errorf("%s:\n%s\nwant\n%s", name, out, c.want)
+		}
+	}
+}
+
 // Docker's file has no comments: dewd's keys go, and another's change since stays.
 func TestDockerChangedSince(t *testing.T) {
 	c := fake(t, "docker")

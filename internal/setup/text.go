@@ -135,19 +135,27 @@ func holds(whole, part map[string]any, sets []set, at []string) bool {
 	return true
 }
 
-// undo takes back what edit has done. gone says that nothing is left of a file that edit had made.
+// undo takes back what edit has done. What others have written since stays: their keys keep the table that
+// edit has made, and their value of a key stays in place of the one that there was before. gone says that
+// nothing is left of a file that edit had made.
 func undo(text []byte) (out []byte, gone bool) {
 	var lines []string
 	made, cut := false, false
-	for _, l := range splitLines(text) {
+	all := splitLines(text)
+	for i, l := range all {
 		switch {
 		case l == created:
 			made = true
 		case l == unended:
 			cut = true
 		case strings.HasSuffix(l, mark):
+			if strings.HasPrefix(l, "[") && othersKeys(all[i+1:]) {
+				lines = append(lines, strings.TrimSuffix(l, mark))
+			}
 		case strings.HasPrefix(l, kept):
-			lines = append(lines, strings.TrimPrefix(l, kept))
+			if !setByOthers(all, i) {
+				lines = append(lines, strings.TrimPrefix(l, kept))
+			}
 		default:
 			lines = append(lines, l)
 		}
@@ -157,6 +165,31 @@ func undo(text []byte) (out []byte, gone bool) {
 		out = bytes.TrimSuffix(out, []byte("\n"))
 	}
 	return out, made && len(out) == 0
+}
+
+// othersKeys reports whether a table, whose lines begin here, has keys that edit has not written.
+func othersKeys(lines []string) bool {
+	for _, l := range lines {
+		l = strings.TrimSpace(l)
+		if strings.HasPrefix(l, "[") {
+			return false
+		}
+		if l != "" && !strings.HasPrefix(l, "#") && !strings.HasSuffix(l, mark) {
+			return true
+		}
+	}
+	return false
+}
+
+// setByOthers reports whether somebody has put a value of his own in the place of edit's, above the line i
+// that is kept.
+func setByOthers(lines []string, i int) bool {
+	for i > 0 && strings.HasPrefix(lines[i-1], kept) {
+		i--
+	}
+	name, _, _ := strings.Cut(strings.TrimPrefix(lines[i], kept), "=")
+	return i > 0 && !strings.HasSuffix(lines[i-1], mark) &&
+		entry(lines[i-1:i], strings.Trim(strings.TrimSpace(name), `"'`)) > 0
 }
 
 // splitLines gives the lines without their ends. A last one without an end is followed by the line unended.
