@@ -20,9 +20,10 @@ import (
 
 // terminal is one that a program writes to, and keeps what it has shown.
 type terminal struct {
-	slave *os.File
-	mu    sync.Mutex
-	shown bytes.Buffer // guarded by mu
+	slave  *os.File
+	master *os.File
+	mu     sync.Mutex
+	shown  bytes.Buffer // guarded by mu
 }
 
 func newTerminal(t *testing.T, cols, rows uint16) *terminal {
@@ -38,7 +39,7 @@ func newTerminal(t *testing.T, cols, rows uint16) *terminal {
 	must(unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
 	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
 	must(err)
-	p := &terminal{}
+	p := &terminal{master: master}
 	p.slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
 	must(err)
 	must(unix.IoctlSetWinsize(int(p.slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: cols}))
@@ -106,6 +107,69 @@ func TestDeployOnATerminal(t *testing.T) {
 	}
 	if got := strings.Fields(out.String()); len(got) != 5 {
 		t.Errorf("standard output is %q", out.String())
+	}
+	m.removeAll(t)
+
+	// dew begins a command on the terminal.
+	dew := func(args ...string) *exec.Cmd {
+		t.Helper()
+		cmd := exec.Command(filepath.Join(programs, "dew"),
+			append([]string{"-H", "unix://" + m.state + "/dewd.sock"}, args...)...)
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = p.slave, p.slave, p.slave
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Process.Kill() })
+		return cmd
+	}
+	ends := func(cmd *exec.Cmd, code int) {
+		t.Helper()
+		_ = cmd.Wait()
+		if got := cmd.ProcessState.ExitCode(); got != code {
+			t.Errorf("%q: exit code %d, want %d", cmd.Args[3:], got, code)
+		}
+	}
+	says := func(text, shown string) {
+		t.Helper()
+		if _, err := p.master.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+		testkit.Eventually(t, shown, func() bool { return p.shows(shown) })
+	}
+	// A terminal outlives dewd.
+	m.must("run", "-dit", "--name", "talk", "--net", "none", img.Ref, "talk", "-")
+	cmd = dew("attach", "talk")
+	says("first\r", `first\r\nfirst\r\n`) // of the terminal, and of the container
+	m.kill()
+	ends(cmd, 3)
+	m.start()
+	cmd = dew("attach", "talk")
+	says("second\r", `second\r\nsecond\r\n`)
+	says("\x10\x11", `talk goes on; "dew attach talk" comes back to it`)
+	ends(cmd, 0)
+	cmd = dew("attach", "talk")
+	says("third\r", `third\r\nthird\r\n`)
+	says("\x04", "third")
+	ends(cmd, 0)
+	if out := m.must("logs", "talk"); !strings.Contains(out, "first\r\nfirst\r\nsecond\r\nsecond\r\n") {
+		t.Errorf("the logs are %q", out)
+	}
+	ends(dew("run", "-it", "--rm", "--net", "none", img.Ref, "exit", "5"), 5)
+
+	// A signal before it is ready leaves nothing.
+	cmd = dew("run", "--name", "called", "--net", "none", "--ready", "log:never", img.Ref, "sleep", "1h")
+	m.eventually("it runs", func() bool { return strings.Contains(m.must("ps"), "called") })
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	ends(cmd, 130)
+	if out := m.must("ps", "-a"); strings.Contains(out, "called") {
+		t.Errorf("it is left: %s", out)
+	}
+	m.eventually("that is said", func() bool { return p.shows("cancelled, nothing is left") })
+	if r := m.dew("run", "--name", "kept", "--net", "none", "--ready", "log:never", "--ready-timeout", "100ms",
+		img.Ref, "sleep", "1h"); r.code != 9 || !strings.Contains(r.err, `remove it with "dew rm -f kept"`) {
+		t.Errorf("a container that is not ready: %+v", r)
 	}
 	m.removeAll(t)
 }

@@ -489,6 +489,8 @@ func (c *Client) interact(ctx context.Context, stream *execClientStream, start *
 		_ = stream.CloseRequest()
 		_ = stream.CloseResponse()
 	}()
+	// HTTP/2 of net/http does not see ctx end while it waits for more of a request.
+	defer context.AfterFunc(ctx, func() { _ = stream.CloseRequest() })()
 	s := &execSender{stream: stream, ctx: ctx}
 	// Whatever is wrong with the call is told by Receive.
 	_ = s.send(&pb.ExecRequest{Message: &pb.ExecRequest_Start_{Start: start}})

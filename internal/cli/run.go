@@ -35,22 +35,24 @@ func run(ctx context.Context, c *call) error {
 	if req.TTY && req.Stdin && !term.IsTerminal(int(c.cfg.Stdin.Fd())) {
 		return misuse(c, "-t needs a terminal as standard input, with -i")
 	}
-	f := &foreground{c: c, show: c.progress(req.Image), created: make(chan string, 1),
+	f := &foreground{c: c, show: c.progress(req.Image), off: newRecall(c), created: make(chan string, 1),
 		ready: make(chan string, 1), left: make(chan struct{}, 1)}
 	return f.run(ctx, req)
 }
 
 // background deploys and prints the name or the record.
 func (c *call) background(ctx context.Context, req spec.Request) error {
-	ctx, stop := interruptible(ctx)
-	defer stop()
 	show := c.progress(req.Image)
 	watch, err := c.noting(show.watch())
 	if err != nil {
 		return err
 	}
-	record, err := c.client.Deploy(ctx, req, watch)
+	off := newRecall(c)
+	ctx, end := off.tend(ctx)
+	record, err := c.client.Deploy(ctx, req, off.watch(watch))
+	end()
 	show.finish(record, err)
+	err = off.outcome(ctx, err)
 	if c.json && record.Image != "" {
 		return errors.Join(err, c.print(record))
 	}
@@ -64,6 +66,7 @@ func (c *call) background(ctx context.Context, req spec.Request) error {
 type foreground struct {
 	c       *call
 	show    *progress
+	off     *recall       // until it is ready
 	created chan string   // the container's name, once it can be attached to
 	ready   chan string   // the container's name, once it can be stopped
 	left    chan struct{} // the user has left the container to itself
@@ -89,14 +92,12 @@ func (f *foreground) run(ctx context.Context, req spec.Request) error {
 		tending.Go(func() { f.join(ctx, req.Options) })
 	}
 
-	record, status, err := f.c.client.Run(ctx, req, watch, f.output)
-	var signalled exitStatus
-	if errors.As(context.Cause(ctx), &signalled) {
-		err = signalled
-	}
+	record, status, err := f.c.client.Run(ctx, req, f.off.watch(watch), f.output)
+	f.off.settle()
 	cancel(nil)
 	tending.Wait()
 	f.show.finish(record, err)
+	err = f.off.outcome(ctx, err)
 	if errors.Is(err, exitStatus(0)) {
 		f.c.left(f.name)
 	}
@@ -179,6 +180,17 @@ func (f *foreground) output(c spec.LogChunk) error {
 	return err
 }
 
+// recall cancels the deployment. One that was ready meanwhile is stopped.
+func (f *foreground) recall(ctx context.Context, s os.Signal, cancel context.CancelCauseFunc) {
+	d, err := f.off.cancel(ctx, s)
+	if err == nil && d.State == spec.StateDone {
+		err = f.c.client.Stop(ctx, d.Name, api.DefaultTimeout)
+	}
+	if err != nil {
+		cancel(statusOf(s))
+	}
+}
+
 // tend turns signals into stops: the first asks the container to end, the
 // second kills it, the third leaves it. So do the keys that leave it, once it is
 // ready. Before the container is ready a signal cancels the deployment.
@@ -205,8 +217,12 @@ func (f *foreground) tend(ctx context.Context, signals <-chan os.Signal, cancel 
 			default:
 			}
 			n++
-			if name == "" || n > 2 {
-				cancel(exitStatus(128 + int(s.(syscall.Signal))))
+			switch {
+			case name == "" && n == 1:
+				stops.Go(func() { f.recall(ctx, s, cancel) })
+				continue
+			case name == "" || n > 2:
+				cancel(statusOf(s))
 				return
 			}
 			timeout := api.DefaultTimeout

@@ -315,8 +315,16 @@ func TestRunOnATerminal(t *testing.T) {
 	testkit.Eventually(t, "the size is told once more", func() bool {
 		return strings.Count(p.text(), "80x24\r\n") == 2
 	})
-	types("c\x04")
+	types("c")
 	p.await(t, "80x24\r\nc")
+	types("\x10\x11")
+	ends(0)
+
+	dew("attach", "web")
+	testkit.Eventually(t, "the size is told a third time", func() bool {
+		return strings.Count(p.text(), "80x24\r\n") == 3
+	})
+	types("d\x04")
 	ends(5)
 }
 
@@ -333,6 +341,7 @@ func TestSignalsDecideTheStatus(t *testing.T) {
 			[]string{"up\n", "up\nno\n"}, "", 137},
 		{[]string{"sleep"}, []syscall.Signal{syscall.SIGINT}, []string{""}, "log:never", 130},
 		{[]string{"sleep"}, []syscall.Signal{syscall.SIGHUP}, []string{""}, "log:never", 129},
+		{[]string{"sleep"}, []syscall.Signal{syscall.SIGTERM}, []string{""}, "log:never", 143},
 	} {
 		t.Run(fmt.Sprint(c.command, c.signals, c.ready), func(t *testing.T) {
 			n := &apitest.Node{}

@@ -408,7 +408,11 @@ func (r *run) unready(ctx context.Context, err error) error {
 	}
 	id, e := r.container.ID(), r.d.cfg.Engine
 	if ctx.Err() != nil || r.Remove || r.Record {
-		return errors.Join(err, r.d.remove(id))
+		rerr := r.d.remove(id)
+		if ctx.Err() == nil && !r.Record && rerr == nil {
+			return &UnreadyError{Name: r.name, Err: err}
+		}
+		return errors.Join(err, rerr)
 	}
 	if r.restarts() { // before its deployment has ended
 		rerr := e.Relabel(context.WithoutCancel(ctx), id, restart.Failed())
@@ -424,8 +428,18 @@ func (r *run) unready(ctx context.Context, err error) error {
 			r.d.cfg.Log.Warn("stop a container that is not ready", "name", r.name, "err", serr)
 		}
 	})
-	return err
+	return &UnreadyError{Name: r.name, Kept: true, Err: err}
 }
+
+// UnreadyError says what is left of a container that did not serve: itself, stopped, or nothing.
+type UnreadyError struct {
+	Name string
+	Kept bool
+	Err  error // why it did not
+}
+
+func (e *UnreadyError) Error() string { return e.Err.Error() }
+func (e *UnreadyError) Unwrap() error { return e.Err }
 
 // booted learns how long booting takes, makes the checkpoint that is wanted, and lets what the start did
 // without come.

@@ -37,6 +37,12 @@ func (e *outputs) Attach(ctx context.Context, id string, s AttachSpec) (Exit, er
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	has := stdio.Of(i.Labels)
+	from := make(map[string]int64) // before any input: what answers that is wanted
+	for _, path := range []string{i.Stdout, i.Stderr} {
+		if st, err := os.Stat(path); err == nil {
+			from[path] = st.Size()
+		}
+	}
 	if s.Stdin != nil && has.Stdin {
 		f, err := os.OpenFile(e.cfg.places().Stdin(name), os.O_WRONLY|unix.O_NONBLOCK, 0)
 		if err != nil {
@@ -47,7 +53,7 @@ func (e *outputs) Attach(ctx context.Context, id string, s AttachSpec) (Exit, er
 	if has.TTY {
 		go e.resize(ctx, name, "", s.Resize, ctx.Done())
 	}
-	exit, err := e.follow(ctx, id, LogOptions{Follow: true, Tail: -1, Stdout: s.Stdout, Stderr: s.Stderr})
+	exit, err := e.follow(ctx, id, LogOptions{Follow: true, from: from, Stdout: s.Stdout, Stderr: s.Stderr})
 	if err == nil && exit == nil {
 		err = ErrNotRunning
 	}

@@ -16,6 +16,8 @@ type LogOptions struct {
 	Tail   int // lines of each stream to begin with; 0 is all, below 0 none
 	Stdout io.Writer
 	Stderr io.Writer // nil leaves a stream out
+
+	from map[string]int64 // where to begin, by file; nil where Tail says
 }
 
 // Logs copies what the container has written; with Follow also what it writes,
@@ -63,7 +65,12 @@ func (e *outputs) follow(ctx context.Context, id string, o LogOptions) (exit *Ex
 	}
 	stream := func(path string, w io.Writer) {
 		if w != nil {
-			g.Go(func() error { return logfile.Copy(gctx, path, w, o.Tail, ended) })
+			g.Go(func() error {
+				if o.from != nil {
+					return logfile.CopyFrom(gctx, path, w, o.from[path], ended)
+				}
+				return logfile.Copy(gctx, path, w, o.Tail, ended)
+			})
 		}
 	}
 	stream(stdout, o.Stdout)

@@ -2,6 +2,7 @@ package server
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"syscall"
 
@@ -88,9 +89,9 @@ func classify(err error) *api.Error {
 	case errors.Is(err, checkpoint.ErrRestore):
 		return unrestored(err)
 	case errors.As(err, &exited):
-		return api.Of(api.Exited, err)
+		return left(api.Of(api.Exited, err), err, "see its output above")
 	case errors.As(err, &unready):
-		return api.Of(api.NotReady, err)
+		return left(api.Of(api.NotReady, err), err, "allow more time with --ready-timeout")
 	case errors.As(err, &re):
 		return refused(re, err)
 	}
@@ -100,6 +101,20 @@ func classify(err error) *api.Error {
 		}
 	}
 	return api.Classify(err)
+}
+
+// left has the remedy say what is left of a container that did not serve.
+func left(e *api.Error, err error, advice string) *api.Error {
+	var u *deploy.UnreadyError
+	switch {
+	case !errors.As(err, &u):
+	case u.Kept:
+		e.Remedy = fmt.Sprintf("it is kept, stopped: see \"dew logs %s\", remove it with \"dew rm -f %s\", or %s",
+			u.Name, u.Name, advice)
+	default:
+		e.Remedy = "nothing is left of it: " + advice + ", or leave out --rm to keep it and its logs"
+	}
+	return e
 }
 
 // refused is an error of a registry, with its remedy in its own place: the text ends with it, too.

@@ -35,7 +35,7 @@ import (
 func main() {
 	if len(os.Args) < 3 {
 		fmt.Fprintln(os.Stderr,
-			"usage: app serve PORT | cat PATH | sum PATH | each PATH… | append PATH TEXT | chmod PATH MODE | rename PATH PATH | sleep TIME | exit STATUS")
+			"usage: app serve PORT | cat PATH | sum PATH | each PATH… | append PATH TEXT | chmod PATH MODE | rename PATH PATH | sleep TIME | talk - | exit STATUS")
 		os.Exit(2)
 	}
 	switch arg := os.Args[2]; os.Args[1] {
@@ -44,6 +44,8 @@ func main() {
 		serve(arg)
 	case "serve":
 		serve(arg)
+	case "talk": // says what it is told
+		_, _ = io.Copy(os.Stdout, os.Stdin)
 	case "cat":
 		cat(os.Stdout, arg)
 	case "sum":

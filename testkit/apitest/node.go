@@ -466,6 +466,10 @@ func (n *Node) Attach(ctx context.Context, name string, size spec.Size, std spec
 	if err == nil && c.Status != spec.StatusRunning {
 		err = api.New(api.NotRunning, fmt.Sprintf("%s does not run", name))
 	}
+	seen := 0
+	if err == nil {
+		seen = len(c.output) // before any input: what answers that is wanted
+	}
 	unlock()
 	if err != nil {
 		return 0, err
@@ -478,8 +482,11 @@ func (n *Node) Attach(ctx context.Context, name string, size spec.Size, std spec
 	if std.Stdin != nil && c.req.Stdin {
 		go n.input(c, std.Stdin)
 	}
-	err = n.Logs(ctx, name, spec.LogOptions{Follow: true, Tail: -1}, func(l spec.LogChunk) error {
+	err = n.Logs(ctx, name, spec.LogOptions{Follow: true}, func(l spec.LogChunk) error {
 		w := std.Stdout
+		if seen--; seen >= 0 {
+			return nil
+		}
 		if l.Stream == spec.Stderr {
 			w = std.Stderr
 		}

@@ -26,6 +26,21 @@ const (
 // writer has the file open any more and all is copied, or ctx ends. With a nil
 // ended it copies what is there now. A file that is not there counts as empty.
 func Copy(ctx context.Context, path string, w io.Writer, tail int, ended <-chan struct{}) error {
+	return copyOf(ctx, path, w, ended, func(f *os.File) (int64, error) {
+		if tail == 0 {
+			return 0, nil
+		}
+		return tailOf(f, tail)
+	})
+}
+
+// CopyFrom is Copy from a place in the file on.
+func CopyFrom(ctx context.Context, path string, w io.Writer, at int64, ended <-chan struct{}) error {
+	return copyOf(ctx, path, w, ended, func(*os.File) (int64, error) { return at, nil })
+}
+
+func copyOf(ctx context.Context, path string, w io.Writer, ended <-chan struct{},
+	begin func(*os.File) (int64, error)) error {
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -35,10 +50,8 @@ func Copy(ctx context.Context, path string, w io.Writer, tail int, ended <-chan 
 	}
 	defer f.Close()
 	r := &reader{f: f}
-	if tail != 0 {
-		if r.at, err = tailOf(f, tail); err != nil {
-			return err
-		}
+	if r.at, err = begin(f); err != nil {
+		return err
 	}
 	if ended == nil {
 		return copyNow(r, w)
