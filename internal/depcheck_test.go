@@ -41,7 +41,7 @@ var order = [][]string{
 	{"api", "server/metrics"},
 	{"server/doctor", "server/web"},
 	{"server"},
-	{"cli/show"},
+	{"cli/show", "cli/docker"},
 	{"cli"},
 }
 

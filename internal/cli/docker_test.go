@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"dewpoint/internal/cli/docker"
 )
 
 var update = flag.Bool("update", false, "write the documents that are made of the program")
@@ -14,12 +16,12 @@ var update = flag.Bool("update", false, "write the documents that are made of th
 func dockerTable() string {
 	var b strings.Builder
 	b.WriteString("| option of `docker run` | `dew run` | |\n|---|---|---|\n")
-	for _, o := range dockerRun {
+	for _, o := range docker.Run {
 		has := "no"
-		if runFlag(o.name) != nil || o.name == "help" {
+		if runFlag(o.Name) != nil || o.Name == "help" {
 			has = "yes"
 		}
-		fmt.Fprintf(&b, "| `--%s` | %s | %s |\n", o.name, has, o.why)
+		fmt.Fprintf(&b, "| `--%s` | %s | %s |\n", o.Name, has, o.Why)
 	}
 	return b.String()
 }
@@ -43,16 +45,16 @@ func TestDockerTable(t *testing.T) {
 // What dew has not is refused by name, with what there is instead.
 func TestDockerOptionsAreAnswered(t *testing.T) {
 	seen := map[string]bool{}
-	for _, o := range dockerRun {
-		if seen[o.name] {
-			t.Errorf("--%s is there twice", o.name)
+	for _, o := range docker.Run {
+		if seen[o.Name] {
+			t.Errorf("--%s is there twice", o.Name)
 		}
-		seen[o.name] = true
-		if runFlag(o.name) == nil && o.why == "" {
-			t.Errorf("dew has no --%s: say what there is instead", o.name)
+		seen[o.Name] = true
+		if runFlag(o.Name) == nil && o.Why == "" {
+			t.Errorf("dew has no --%s: say what there is instead", o.Name)
 		}
 	}
-	for short, name := range dockerShort {
+	for short, name := range docker.Short {
 		if !seen[name] {
 			t.Errorf("-%s: there is no --%s", short, name)
 		}
