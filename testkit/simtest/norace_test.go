@@ -11,8 +11,8 @@ import (
 
 // How many schedules are run: always the same, and others each time.
 const (
-	usual   = 500
-	unusual = 500
+	usual   = 300
+	unusual = 300
 )
 
 // TestSame shows that a seed decides what happens. The race detector has goroutines run in
