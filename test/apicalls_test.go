@@ -204,6 +204,8 @@ func apiFails(t *testing.T, m *machine, c *caller, host string) {
 		{"Start", `{"name":"nobody"}`, "not_found"},
 		{"Restart", `{"name":"nobody"}`, "not_found"},
 		{"Kill", `{"name":"nobody"}`, "not_found"},
+		{"Top", `{"name":"nobody"}`, "not_found"},
+		{"Top", `{"name":"over"}`, "not_running"},
 		{"Kill", `{"name":"one","signal":"HANGUP"}`, "bad_request"},
 		{"Kill", `{"name":"over"}`, "not_running"},
 		{"Remove", `{}`, "bad_request"},

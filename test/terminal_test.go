@@ -144,6 +144,9 @@ func TestDeployOnATerminal(t *testing.T) {
 	ends(cmd, 3)
 	m.start()
 	cmd = dew("attach", "talk")
+	if out := m.must("top", "talk"); !strings.Contains(out, "app talk -\n") {
+		t.Errorf("its processes are %s", out)
+	}
 	says("second\r", `second\r\nsecond\r\n`)
 	says("\x10\x11", `talk goes on; "dew attach talk" comes back to it`)
 	ends(cmd, 0)

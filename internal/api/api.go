@@ -104,6 +104,8 @@ type Containers interface {
 	// Kill sends a signal to the container's process, by name or number; "" and KILL end all that it has. It
 	// does not wait for what comes of that.
 	Kill(ctx context.Context, name, signal string) error
+	// Top gives the processes of a container that runs, in the order of their starts.
+	Top(ctx context.Context, name string) ([]spec.Process, error)
 	// Update changes a container for good, and at once if it runs. It may end where it takes more than it may.
 	Update(ctx context.Context, name string, u spec.Update) error
 	// Remove removes a container that does not run or, with force, any.

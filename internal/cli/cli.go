@@ -68,6 +68,7 @@ func commands() []command {
 		{name: "start", args: "NAME…", summary: "start containers that have ended", run: start},
 		{name: "restart", args: "NAME…", summary: "stop containers and start them", flags: stopFlags, run: restart},
 		{name: "kill", args: "NAME…", summary: "send a signal to containers", flags: killFlags, run: kill},
+		{name: "top", args: "NAME", summary: "list a container's processes", run: top},
 		{name: "update", args: "NAME…", summary: "change the limits and policies of containers, for good and at once",
 			flags: updateFlags, run: updateLimits},
 		{name: "wait", args: "NAME…", summary: "wait until containers have ended, and print their exit codes",

@@ -59,6 +59,27 @@ func kill(ctx context.Context, c *call) error {
 	return c.names("container", func(name string) error { return c.client.Kill(ctx, name, c.opt.signal) })
 }
 
+// top lists the processes of a container.
+func top(ctx context.Context, c *call) error {
+	name, err := c.one("container")
+	if err != nil {
+		return err
+	}
+	all, err := c.client.Top(ctx, name)
+	if err != nil {
+		return err
+	}
+	if c.json {
+		return list(c, all)
+	}
+	var rows [][]string
+	for _, p := range all {
+		rows = append(rows, []string{strconv.Itoa(p.PID), strconv.Itoa(p.Parent), strconv.Itoa(p.UID),
+			age(p.Started), fmt.Sprintf("%.2f", p.CPU), size(p.Memory), p.Command})
+	}
+	return table(c.cfg.Stdout, "PID PARENT UID AGE CPU MEMORY COMMAND", rows)
+}
+
 func updateFlags(c *call) {
 	limitFlags(c)
 	restartFlag(c)

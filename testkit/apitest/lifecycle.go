@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"dewpoint/internal/api"
@@ -114,6 +115,23 @@ func (n *Node) Restart(ctx context.Context, name string, timeout time.Duration) 
 		return now
 	}
 	return errors.Join(n.Stop(ctx, name, timeout), n.Start(ctx, name), after)
+}
+
+// Top implements api.Containers. A container has one process, its command.
+func (n *Node) Top(_ context.Context, name string) ([]spec.Process, error) {
+	if now, _ := n.fault("Top"); now != nil {
+		return nil, now
+	}
+	defer n.lock()()
+	c, err := n.find(name)
+	switch {
+	case err != nil:
+		return nil, err
+	case c.Status != spec.StatusRunning:
+		return nil, api.New(api.NotRunning, fmt.Sprintf("%s does not run", name))
+	}
+	return []spec.Process{{PID: c.PID, Parent: 1, UID: 33, Started: c.Created, CPU: 1.5, Memory: 2_000_000,
+		Command: strings.Join(c.req.Cmd, " ")}}, nil
 }
 
 // Update implements api.Containers.

@@ -136,6 +136,5 @@ var Commands = map[string]string{
 	"stats":   "use the metrics, or dew exec",
 	"system":  "use dew prune, dew doctor or dew events",
 	"tag":     "push it to the registry by its other name",
-	"top":     "use dew exec NAME ps",
 	"unpause": "use dew run, which starts from a checkpoint",
 }

@@ -3929,6 +3929,187 @@ func (*RestartResponse) Descriptor() ([]byte, []int) {
 	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
+type TopRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopRequest) Reset() {
+	*x = TopRequest{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopRequest) ProtoMessage() {}
+
+func (x *TopRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopRequest.ProtoReflect.Descriptor instead.
+func (*TopRequest) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *TopRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type TopResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Processes     []*Process             `protobuf:"bytes,1,rep,name=processes,proto3" json:"processes,omitempty"` // in the order of their starts
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopResponse) Reset() {
+	*x = TopResponse{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopResponse) ProtoMessage() {}
+
+func (x *TopResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopResponse.ProtoReflect.Descriptor instead.
+func (*TopResponse) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *TopResponse) GetProcesses() []*Process {
+	if x != nil {
+		return x.Processes
+	}
+	return nil
+}
+
+// Process is one of a container, as the node sees it.
+type Process struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pid           int32                  `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	Parent        int32                  `protobuf:"varint,2,opt,name=parent,proto3" json:"parent,omitempty"`
+	Uid           uint32                 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	Started       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=started,proto3" json:"started,omitempty"`
+	Cpu           float64                `protobuf:"fixed64,5,opt,name=cpu,proto3" json:"cpu,omitempty"`      // seconds of a processor that it has used
+	Memory        int64                  `protobuf:"varint,6,opt,name=memory,proto3" json:"memory,omitempty"` // bytes of it that are in memory
+	Command       string                 `protobuf:"bytes,7,opt,name=command,proto3" json:"command,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Process) Reset() {
+	*x = Process{}
+	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Process) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Process) ProtoMessage() {}
+
+func (x *Process) ProtoReflect() protoreflect.Message {
+	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Process.ProtoReflect.Descriptor instead.
+func (*Process) Descriptor() ([]byte, []int) {
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *Process) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *Process) GetParent() int32 {
+	if x != nil {
+		return x.Parent
+	}
+	return 0
+}
+
+func (x *Process) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Process) GetStarted() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Started
+	}
+	return nil
+}
+
+func (x *Process) GetCpu() float64 {
+	if x != nil {
+		return x.Cpu
+	}
+	return 0
+}
+
+func (x *Process) GetMemory() int64 {
+	if x != nil {
+		return x.Memory
+	}
+	return 0
+}
+
+func (x *Process) GetCommand() string {
+	if x != nil {
+		return x.Command
+	}
+	return ""
+}
+
 type KillRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -3939,7 +4120,7 @@ type KillRequest struct {
 
 func (x *KillRequest) Reset() {
 	*x = KillRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3951,7 +4132,7 @@ func (x *KillRequest) String() string {
 func (*KillRequest) ProtoMessage() {}
 
 func (x *KillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[52]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3964,7 +4145,7 @@ func (x *KillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillRequest.ProtoReflect.Descriptor instead.
 func (*KillRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *KillRequest) GetName() string {
@@ -3989,7 +4170,7 @@ type KillResponse struct {
 
 func (x *KillResponse) Reset() {
 	*x = KillResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4001,7 +4182,7 @@ func (x *KillResponse) String() string {
 func (*KillResponse) ProtoMessage() {}
 
 func (x *KillResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[53]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4014,7 +4195,7 @@ func (x *KillResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillResponse.ProtoReflect.Descriptor instead.
 func (*KillResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 // UpdateRequest leaves as it is what is not set. A limit of 0 is none.
@@ -4031,7 +4212,7 @@ type UpdateRequest struct {
 
 func (x *UpdateRequest) Reset() {
 	*x = UpdateRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4043,7 +4224,7 @@ func (x *UpdateRequest) String() string {
 func (*UpdateRequest) ProtoMessage() {}
 
 func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[54]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4056,7 +4237,7 @@ func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRequest.ProtoReflect.Descriptor instead.
 func (*UpdateRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *UpdateRequest) GetName() string {
@@ -4102,7 +4283,7 @@ type UpdateResponse struct {
 
 func (x *UpdateResponse) Reset() {
 	*x = UpdateResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4114,7 +4295,7 @@ func (x *UpdateResponse) String() string {
 func (*UpdateResponse) ProtoMessage() {}
 
 func (x *UpdateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[55]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4127,7 +4308,7 @@ func (x *UpdateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateResponse.ProtoReflect.Descriptor instead.
 func (*UpdateResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 type RemoveRequest struct {
@@ -4140,7 +4321,7 @@ type RemoveRequest struct {
 
 func (x *RemoveRequest) Reset() {
 	*x = RemoveRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4152,7 +4333,7 @@ func (x *RemoveRequest) String() string {
 func (*RemoveRequest) ProtoMessage() {}
 
 func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[56]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4165,7 +4346,7 @@ func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RemoveRequest) GetName() string {
@@ -4190,7 +4371,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4202,7 +4383,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[57]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4215,7 +4396,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 type WaitRequest struct {
@@ -4227,7 +4408,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4239,7 +4420,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[58]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4252,7 +4433,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WaitRequest) GetName() string {
@@ -4271,7 +4452,7 @@ type WaitResponse struct {
 
 func (x *WaitResponse) Reset() {
 	*x = WaitResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4283,7 +4464,7 @@ func (x *WaitResponse) String() string {
 func (*WaitResponse) ProtoMessage() {}
 
 func (x *WaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[59]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4296,7 +4477,7 @@ func (x *WaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitResponse.ProtoReflect.Descriptor instead.
 func (*WaitResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *WaitResponse) GetStatus() int32 {
@@ -4314,7 +4495,7 @@ type ImagesRequest struct {
 
 func (x *ImagesRequest) Reset() {
 	*x = ImagesRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4326,7 +4507,7 @@ func (x *ImagesRequest) String() string {
 func (*ImagesRequest) ProtoMessage() {}
 
 func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[60]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4339,7 +4520,7 @@ func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesRequest.ProtoReflect.Descriptor instead.
 func (*ImagesRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 type ImagesResponse struct {
@@ -4351,7 +4532,7 @@ type ImagesResponse struct {
 
 func (x *ImagesResponse) Reset() {
 	*x = ImagesResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4363,7 +4544,7 @@ func (x *ImagesResponse) String() string {
 func (*ImagesResponse) ProtoMessage() {}
 
 func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[61]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4376,7 +4557,7 @@ func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesResponse.ProtoReflect.Descriptor instead.
 func (*ImagesResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{61}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ImagesResponse) GetImages() []*Image {
@@ -4400,7 +4581,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4412,7 +4593,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[62]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4425,7 +4606,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Image) GetName() string {
@@ -4483,7 +4664,7 @@ type Layer struct {
 
 func (x *Layer) Reset() {
 	*x = Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4495,7 +4676,7 @@ func (x *Layer) String() string {
 func (*Layer) ProtoMessage() {}
 
 func (x *Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[63]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4508,7 +4689,7 @@ func (x *Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layer.ProtoReflect.Descriptor instead.
 func (*Layer) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Layer) GetDigest() string {
@@ -4555,7 +4736,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4567,7 +4748,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[64]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4580,7 +4761,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RemoveImageRequest) GetName() string {
@@ -4598,7 +4779,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4610,7 +4791,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[65]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4623,7 +4804,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{68}
 }
 
 type PruneRequest struct {
@@ -4636,7 +4817,7 @@ type PruneRequest struct {
 
 func (x *PruneRequest) Reset() {
 	*x = PruneRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4648,7 +4829,7 @@ func (x *PruneRequest) String() string {
 func (*PruneRequest) ProtoMessage() {}
 
 func (x *PruneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[66]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4661,7 +4842,7 @@ func (x *PruneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneRequest.ProtoReflect.Descriptor instead.
 func (*PruneRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PruneRequest) GetImages() bool {
@@ -4693,7 +4874,7 @@ type PruneResponse struct {
 
 func (x *PruneResponse) Reset() {
 	*x = PruneResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4705,7 +4886,7 @@ func (x *PruneResponse) String() string {
 func (*PruneResponse) ProtoMessage() {}
 
 func (x *PruneResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[67]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4718,7 +4899,7 @@ func (x *PruneResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneResponse.ProtoReflect.Descriptor instead.
 func (*PruneResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{67}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *PruneResponse) GetImages() []string {
@@ -4778,7 +4959,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4790,7 +4971,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[68]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4803,7 +4984,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{71}
 }
 
 type DoctorResponse struct {
@@ -4815,7 +4996,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4827,7 +5008,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[69]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4840,7 +5021,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *DoctorResponse) GetFindings() []*Finding {
@@ -4862,7 +5043,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4874,7 +5055,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[70]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4887,7 +5068,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{70}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Finding) GetWhat() string {
@@ -4926,7 +5107,7 @@ type VersionRequest struct {
 
 func (x *VersionRequest) Reset() {
 	*x = VersionRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4938,7 +5119,7 @@ func (x *VersionRequest) String() string {
 func (*VersionRequest) ProtoMessage() {}
 
 func (x *VersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[71]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4951,7 +5132,7 @@ func (x *VersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionRequest.ProtoReflect.Descriptor instead.
 func (*VersionRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{71}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 type VersionResponse struct {
@@ -4969,7 +5150,7 @@ type VersionResponse struct {
 
 func (x *VersionResponse) Reset() {
 	*x = VersionResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4981,7 +5162,7 @@ func (x *VersionResponse) String() string {
 func (*VersionResponse) ProtoMessage() {}
 
 func (x *VersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[72]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4994,7 +5175,7 @@ func (x *VersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionResponse.ProtoReflect.Descriptor instead.
 func (*VersionResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *VersionResponse) GetVersion() string {
@@ -5061,7 +5242,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5073,7 +5254,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[73]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5086,7 +5267,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -5112,7 +5293,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5124,7 +5305,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[74]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5137,7 +5318,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -5169,7 +5350,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5181,7 +5362,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[75]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5194,7 +5375,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -5307,7 +5488,7 @@ type ProfileEndRequest struct {
 
 func (x *ProfileEndRequest) Reset() {
 	*x = ProfileEndRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5319,7 +5500,7 @@ func (x *ProfileEndRequest) String() string {
 func (*ProfileEndRequest) ProtoMessage() {}
 
 func (x *ProfileEndRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[76]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5332,7 +5513,7 @@ func (x *ProfileEndRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileEndRequest.ProtoReflect.Descriptor instead.
 func (*ProfileEndRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ProfileEndRequest) GetName() string {
@@ -5372,7 +5553,7 @@ type ProfileEndResponse struct {
 
 func (x *ProfileEndResponse) Reset() {
 	*x = ProfileEndResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5384,7 +5565,7 @@ func (x *ProfileEndResponse) String() string {
 func (*ProfileEndResponse) ProtoMessage() {}
 
 func (x *ProfileEndResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[77]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5397,7 +5578,7 @@ func (x *ProfileEndResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileEndResponse.ProtoReflect.Descriptor instead.
 func (*ProfileEndResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ProfileEndResponse) GetProfile() *Profile {
@@ -5423,7 +5604,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5435,7 +5616,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[78]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5448,7 +5629,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Profile) GetName() string {
@@ -5519,7 +5700,7 @@ type FileRead struct {
 
 func (x *FileRead) Reset() {
 	*x = FileRead{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5531,7 +5712,7 @@ func (x *FileRead) String() string {
 func (*FileRead) ProtoMessage() {}
 
 func (x *FileRead) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[79]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5544,7 +5725,7 @@ func (x *FileRead) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileRead.ProtoReflect.Descriptor instead.
 func (*FileRead) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *FileRead) GetPath() string {
@@ -5584,7 +5765,7 @@ type PackBuildRequest struct {
 
 func (x *PackBuildRequest) Reset() {
 	*x = PackBuildRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5596,7 +5777,7 @@ func (x *PackBuildRequest) String() string {
 func (*PackBuildRequest) ProtoMessage() {}
 
 func (x *PackBuildRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[80]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5609,7 +5790,7 @@ func (x *PackBuildRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackBuildRequest.ProtoReflect.Descriptor instead.
 func (*PackBuildRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *PackBuildRequest) GetImage() string {
@@ -5628,7 +5809,7 @@ type PackBuildResponse struct {
 
 func (x *PackBuildResponse) Reset() {
 	*x = PackBuildResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5640,7 +5821,7 @@ func (x *PackBuildResponse) String() string {
 func (*PackBuildResponse) ProtoMessage() {}
 
 func (x *PackBuildResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[81]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5653,7 +5834,7 @@ func (x *PackBuildResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackBuildResponse.ProtoReflect.Descriptor instead.
 func (*PackBuildResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{81}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *PackBuildResponse) GetPack() *Pack {
@@ -5675,7 +5856,7 @@ type PackPushRequest struct {
 
 func (x *PackPushRequest) Reset() {
 	*x = PackPushRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5687,7 +5868,7 @@ func (x *PackPushRequest) String() string {
 func (*PackPushRequest) ProtoMessage() {}
 
 func (x *PackPushRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[82]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5700,7 +5881,7 @@ func (x *PackPushRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackPushRequest.ProtoReflect.Descriptor instead.
 func (*PackPushRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{82}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *PackPushRequest) GetImage() string {
@@ -5738,7 +5919,7 @@ type PackPushResponse struct {
 
 func (x *PackPushResponse) Reset() {
 	*x = PackPushResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5750,7 +5931,7 @@ func (x *PackPushResponse) String() string {
 func (*PackPushResponse) ProtoMessage() {}
 
 func (x *PackPushResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[83]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5763,7 +5944,7 @@ func (x *PackPushResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackPushResponse.ProtoReflect.Descriptor instead.
 func (*PackPushResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{83}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *PackPushResponse) GetImage() string {
@@ -5810,7 +5991,7 @@ type PackInspectRequest struct {
 
 func (x *PackInspectRequest) Reset() {
 	*x = PackInspectRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5822,7 +6003,7 @@ func (x *PackInspectRequest) String() string {
 func (*PackInspectRequest) ProtoMessage() {}
 
 func (x *PackInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[84]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5835,7 +6016,7 @@ func (x *PackInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackInspectRequest.ProtoReflect.Descriptor instead.
 func (*PackInspectRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{84}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *PackInspectRequest) GetImage() string {
@@ -5854,7 +6035,7 @@ type PackInspectResponse struct {
 
 func (x *PackInspectResponse) Reset() {
 	*x = PackInspectResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5866,7 +6047,7 @@ func (x *PackInspectResponse) String() string {
 func (*PackInspectResponse) ProtoMessage() {}
 
 func (x *PackInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[85]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5879,7 +6060,7 @@ func (x *PackInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackInspectResponse.ProtoReflect.Descriptor instead.
 func (*PackInspectResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{85}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *PackInspectResponse) GetPack() *Pack {
@@ -5917,7 +6098,7 @@ type Pack struct {
 
 func (x *Pack) Reset() {
 	*x = Pack{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5929,7 +6110,7 @@ func (x *Pack) String() string {
 func (*Pack) ProtoMessage() {}
 
 func (x *Pack) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[86]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5942,7 +6123,7 @@ func (x *Pack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pack.ProtoReflect.Descriptor instead.
 func (*Pack) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{86}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Pack) GetImage() string {
@@ -6097,7 +6278,7 @@ type CheckpointRequest struct {
 
 func (x *CheckpointRequest) Reset() {
 	*x = CheckpointRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6109,7 +6290,7 @@ func (x *CheckpointRequest) String() string {
 func (*CheckpointRequest) ProtoMessage() {}
 
 func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[87]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6122,7 +6303,7 @@ func (x *CheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{87}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *CheckpointRequest) GetName() string {
@@ -6162,7 +6343,7 @@ type CheckpointResponse struct {
 
 func (x *CheckpointResponse) Reset() {
 	*x = CheckpointResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6174,7 +6355,7 @@ func (x *CheckpointResponse) String() string {
 func (*CheckpointResponse) ProtoMessage() {}
 
 func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[88]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6187,7 +6368,7 @@ func (x *CheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointResponse.ProtoReflect.Descriptor instead.
 func (*CheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{88}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *CheckpointResponse) GetCheckpoint() *Checkpoint {
@@ -6206,7 +6387,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6218,7 +6399,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[89]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6231,7 +6412,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{89}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListCheckpointsRequest) GetImage() string {
@@ -6250,7 +6431,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6262,7 +6443,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[90]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6275,7 +6456,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{90}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -6294,7 +6475,7 @@ type RemoveCheckpointRequest struct {
 
 func (x *RemoveCheckpointRequest) Reset() {
 	*x = RemoveCheckpointRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6306,7 +6487,7 @@ func (x *RemoveCheckpointRequest) String() string {
 func (*RemoveCheckpointRequest) ProtoMessage() {}
 
 func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[91]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6319,7 +6500,7 @@ func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RemoveCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{91}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *RemoveCheckpointRequest) GetId() string {
@@ -6337,7 +6518,7 @@ type RemoveCheckpointResponse struct {
 
 func (x *RemoveCheckpointResponse) Reset() {
 	*x = RemoveCheckpointResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6349,7 +6530,7 @@ func (x *RemoveCheckpointResponse) String() string {
 func (*RemoveCheckpointResponse) ProtoMessage() {}
 
 func (x *RemoveCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[92]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6362,7 +6543,7 @@ func (x *RemoveCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*RemoveCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{92}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{95}
 }
 
 type Checkpoint struct {
@@ -6391,7 +6572,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6403,7 +6584,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[93]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6416,7 +6597,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{93}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Checkpoint) GetId() string {
@@ -6553,7 +6734,7 @@ type PoPStatusRequest struct {
 
 func (x *PoPStatusRequest) Reset() {
 	*x = PoPStatusRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6565,7 +6746,7 @@ func (x *PoPStatusRequest) String() string {
 func (*PoPStatusRequest) ProtoMessage() {}
 
 func (x *PoPStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[94]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6578,7 +6759,7 @@ func (x *PoPStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPStatusRequest.ProtoReflect.Descriptor instead.
 func (*PoPStatusRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{94}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{97}
 }
 
 type PoPStatusResponse struct {
@@ -6590,7 +6771,7 @@ type PoPStatusResponse struct {
 
 func (x *PoPStatusResponse) Reset() {
 	*x = PoPStatusResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6602,7 +6783,7 @@ func (x *PoPStatusResponse) String() string {
 func (*PoPStatusResponse) ProtoMessage() {}
 
 func (x *PoPStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[95]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6615,7 +6796,7 @@ func (x *PoPStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPStatusResponse.ProtoReflect.Descriptor instead.
 func (*PoPStatusResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{95}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *PoPStatusResponse) GetPop() *PoP {
@@ -6639,7 +6820,7 @@ type PoP struct {
 
 func (x *PoP) Reset() {
 	*x = PoP{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6651,7 +6832,7 @@ func (x *PoP) String() string {
 func (*PoP) ProtoMessage() {}
 
 func (x *PoP) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[96]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6664,7 +6845,7 @@ func (x *PoP) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP.ProtoReflect.Descriptor instead.
 func (*PoP) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *PoP) GetName() string {
@@ -6719,7 +6900,7 @@ type AdoptRequest struct {
 
 func (x *AdoptRequest) Reset() {
 	*x = AdoptRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6731,7 +6912,7 @@ func (x *AdoptRequest) String() string {
 func (*AdoptRequest) ProtoMessage() {}
 
 func (x *AdoptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[97]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6744,7 +6925,7 @@ func (x *AdoptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptRequest.ProtoReflect.Descriptor instead.
 func (*AdoptRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{97}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *AdoptRequest) GetImages() []string {
@@ -6779,7 +6960,7 @@ type AdoptResponse struct {
 
 func (x *AdoptResponse) Reset() {
 	*x = AdoptResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6791,7 +6972,7 @@ func (x *AdoptResponse) String() string {
 func (*AdoptResponse) ProtoMessage() {}
 
 func (x *AdoptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[98]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6804,7 +6985,7 @@ func (x *AdoptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptResponse.ProtoReflect.Descriptor instead.
 func (*AdoptResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{98}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *AdoptResponse) GetImage() string {
@@ -6886,7 +7067,7 @@ type PoPVerifyRequest struct {
 
 func (x *PoPVerifyRequest) Reset() {
 	*x = PoPVerifyRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[99]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6898,7 +7079,7 @@ func (x *PoPVerifyRequest) String() string {
 func (*PoPVerifyRequest) ProtoMessage() {}
 
 func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[99]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6911,7 +7092,7 @@ func (x *PoPVerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyRequest.ProtoReflect.Descriptor instead.
 func (*PoPVerifyRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{99}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *PoPVerifyRequest) GetLayers() []string {
@@ -6934,7 +7115,7 @@ type PoPVerifyResponse struct {
 
 func (x *PoPVerifyResponse) Reset() {
 	*x = PoPVerifyResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[100]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6946,7 +7127,7 @@ func (x *PoPVerifyResponse) String() string {
 func (*PoPVerifyResponse) ProtoMessage() {}
 
 func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[100]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6959,7 +7140,7 @@ func (x *PoPVerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPVerifyResponse.ProtoReflect.Descriptor instead.
 func (*PoPVerifyResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{100}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *PoPVerifyResponse) GetDiffId() string {
@@ -7006,7 +7187,7 @@ type PoPForgetRequest struct {
 
 func (x *PoPForgetRequest) Reset() {
 	*x = PoPForgetRequest{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[101]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7018,7 +7199,7 @@ func (x *PoPForgetRequest) String() string {
 func (*PoPForgetRequest) ProtoMessage() {}
 
 func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[101]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7031,7 +7212,7 @@ func (x *PoPForgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetRequest.ProtoReflect.Descriptor instead.
 func (*PoPForgetRequest) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{101}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *PoPForgetRequest) GetNode() string {
@@ -7049,7 +7230,7 @@ type PoPForgetResponse struct {
 
 func (x *PoPForgetResponse) Reset() {
 	*x = PoPForgetResponse{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[102]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7061,7 +7242,7 @@ func (x *PoPForgetResponse) String() string {
 func (*PoPForgetResponse) ProtoMessage() {}
 
 func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[102]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7074,7 +7255,7 @@ func (x *PoPForgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoPForgetResponse.ProtoReflect.Descriptor instead.
 func (*PoPForgetResponse) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{102}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{105}
 }
 
 type ExecRequest_Start struct {
@@ -7094,7 +7275,7 @@ type ExecRequest_Start struct {
 
 func (x *ExecRequest_Start) Reset() {
 	*x = ExecRequest_Start{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[107]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7106,7 +7287,7 @@ func (x *ExecRequest_Start) String() string {
 func (*ExecRequest_Start) ProtoMessage() {}
 
 func (x *ExecRequest_Start) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[107]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7193,7 +7374,7 @@ type ExecRequest_EndOfInput struct {
 
 func (x *ExecRequest_EndOfInput) Reset() {
 	*x = ExecRequest_EndOfInput{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[108]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7205,7 +7386,7 @@ func (x *ExecRequest_EndOfInput) String() string {
 func (*ExecRequest_EndOfInput) ProtoMessage() {}
 
 func (x *ExecRequest_EndOfInput) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[108]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7235,7 +7416,7 @@ type Pack_Parts struct {
 
 func (x *Pack_Parts) Reset() {
 	*x = Pack_Parts{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[109]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7247,7 +7428,7 @@ func (x *Pack_Parts) String() string {
 func (*Pack_Parts) ProtoMessage() {}
 
 func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[109]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7260,7 +7441,7 @@ func (x *Pack_Parts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pack_Parts.ProtoReflect.Descriptor instead.
 func (*Pack_Parts) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{86, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{89, 0}
 }
 
 func (x *Pack_Parts) GetHeader() int64 {
@@ -7317,7 +7498,7 @@ type PoP_Quota struct {
 
 func (x *PoP_Quota) Reset() {
 	*x = PoP_Quota{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7329,7 +7510,7 @@ func (x *PoP_Quota) String() string {
 func (*PoP_Quota) ProtoMessage() {}
 
 func (x *PoP_Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[110]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7342,7 +7523,7 @@ func (x *PoP_Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Quota.ProtoReflect.Descriptor instead.
 func (*PoP_Quota) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96, 0}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{99, 0}
 }
 
 func (x *PoP_Quota) GetPrefix() string {
@@ -7384,7 +7565,7 @@ type PoP_Store struct {
 
 func (x *PoP_Store) Reset() {
 	*x = PoP_Store{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7396,7 +7577,7 @@ func (x *PoP_Store) String() string {
 func (*PoP_Store) ProtoMessage() {}
 
 func (x *PoP_Store) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[111]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7409,7 +7590,7 @@ func (x *PoP_Store) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Store.ProtoReflect.Descriptor instead.
 func (*PoP_Store) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96, 1}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{99, 1}
 }
 
 func (x *PoP_Store) GetPath() string {
@@ -7493,7 +7674,7 @@ type PoP_Coordinator struct {
 
 func (x *PoP_Coordinator) Reset() {
 	*x = PoP_Coordinator{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[112]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7505,7 +7686,7 @@ func (x *PoP_Coordinator) String() string {
 func (*PoP_Coordinator) ProtoMessage() {}
 
 func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[112]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7518,7 +7699,7 @@ func (x *PoP_Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Coordinator.ProtoReflect.Descriptor instead.
 func (*PoP_Coordinator) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96, 2}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{99, 2}
 }
 
 func (x *PoP_Coordinator) GetKind() string {
@@ -7552,7 +7733,7 @@ type PoP_Hits struct {
 
 func (x *PoP_Hits) Reset() {
 	*x = PoP_Hits{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[113]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7564,7 +7745,7 @@ func (x *PoP_Hits) String() string {
 func (*PoP_Hits) ProtoMessage() {}
 
 func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[113]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7577,7 +7758,7 @@ func (x *PoP_Hits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Hits.ProtoReflect.Descriptor instead.
 func (*PoP_Hits) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96, 3}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{99, 3}
 }
 
 func (x *PoP_Hits) GetLayers() int64 {
@@ -7605,7 +7786,7 @@ type PoP_Fetch struct {
 
 func (x *PoP_Fetch) Reset() {
 	*x = PoP_Fetch{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[114]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7617,7 +7798,7 @@ func (x *PoP_Fetch) String() string {
 func (*PoP_Fetch) ProtoMessage() {}
 
 func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[114]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7630,7 +7811,7 @@ func (x *PoP_Fetch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Fetch.ProtoReflect.Descriptor instead.
 func (*PoP_Fetch) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96, 4}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{99, 4}
 }
 
 func (x *PoP_Fetch) GetLayer() string {
@@ -7671,7 +7852,7 @@ type PoP_Node struct {
 
 func (x *PoP_Node) Reset() {
 	*x = PoP_Node{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[115]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7683,7 +7864,7 @@ func (x *PoP_Node) String() string {
 func (*PoP_Node) ProtoMessage() {}
 
 func (x *PoP_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[115]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7696,7 +7877,7 @@ func (x *PoP_Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Node.ProtoReflect.Descriptor instead.
 func (*PoP_Node) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96, 5}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{99, 5}
 }
 
 func (x *PoP_Node) GetName() string {
@@ -7776,7 +7957,7 @@ type PoP_Layer struct {
 
 func (x *PoP_Layer) Reset() {
 	*x = PoP_Layer{}
-	mi := &file_dewpoint_v1_node_proto_msgTypes[116]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7788,7 +7969,7 @@ func (x *PoP_Layer) String() string {
 func (*PoP_Layer) ProtoMessage() {}
 
 func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
-	mi := &file_dewpoint_v1_node_proto_msgTypes[116]
+	mi := &file_dewpoint_v1_node_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7801,7 +7982,7 @@ func (x *PoP_Layer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoP_Layer.ProtoReflect.Descriptor instead.
 func (*PoP_Layer) Descriptor() ([]byte, []int) {
-	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{96, 6}
+	return file_dewpoint_v1_node_proto_rawDescGZIP(), []int{99, 6}
 }
 
 func (x *PoP_Layer) GetDiffId() string {
@@ -8208,7 +8389,20 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x0eRestartRequest\x12\x18\n" +
 	"\x04name\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x04name\x129\n" +
 	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\x04\x88\xb5\x18\x02R\atimeout\"\x11\n" +
-	"\x0fRestartResponse\"E\n" +
+	"\x0fRestartResponse\"&\n" +
+	"\n" +
+	"TopRequest\x12\x18\n" +
+	"\x04name\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x04name\"A\n" +
+	"\vTopResponse\x122\n" +
+	"\tprocesses\x18\x01 \x03(\v2\x14.dewpoint.v1.ProcessR\tprocesses\"\xbf\x01\n" +
+	"\aProcess\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x16\n" +
+	"\x06parent\x18\x02 \x01(\x05R\x06parent\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\rR\x03uid\x124\n" +
+	"\astarted\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12\x10\n" +
+	"\x03cpu\x18\x05 \x01(\x01R\x03cpu\x12\x16\n" +
+	"\x06memory\x18\x06 \x01(\x03R\x06memory\x12\x18\n" +
+	"\acommand\x18\a \x01(\tR\acommand\"E\n" +
 	"\vKillRequest\x12\x18\n" +
 	"\x04name\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x04name\x12\x1c\n" +
 	"\x06signal\x18\x02 \x01(\tB\x04\x88\xb5\x18\x02R\x06signal\"\x0e\n" +
@@ -8502,7 +8696,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04READ\x10\x01\x12\n" +
 	"\n" +
 	"\x06DEPLOY\x10\x02\x12\t\n" +
-	"\x05ADMIN\x10\x032\xac\x17\n" +
+	"\x05ADMIN\x10\x032\xef\x17\n" +
 	"\x04Node\x12I\n" +
 	"\x06Deploy\x12\x1a.dewpoint.v1.DeployRequest\x1a\x1b.dewpoint.v1.DeployResponse\"\x04\x88\xb5\x18\x020\x01\x12U\n" +
 	"\n" +
@@ -8519,7 +8713,8 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\x04Stop\x12\x18.dewpoint.v1.StopRequest\x1a\x19.dewpoint.v1.StopResponse\"\x04\x88\xb5\x18\x02\x12D\n" +
 	"\x05Start\x12\x19.dewpoint.v1.StartRequest\x1a\x1a.dewpoint.v1.StartResponse\"\x04\x88\xb5\x18\x02\x12J\n" +
 	"\aRestart\x12\x1b.dewpoint.v1.RestartRequest\x1a\x1c.dewpoint.v1.RestartResponse\"\x04\x88\xb5\x18\x02\x12A\n" +
-	"\x04Kill\x12\x18.dewpoint.v1.KillRequest\x1a\x19.dewpoint.v1.KillResponse\"\x04\x88\xb5\x18\x02\x12G\n" +
+	"\x04Kill\x12\x18.dewpoint.v1.KillRequest\x1a\x19.dewpoint.v1.KillResponse\"\x04\x88\xb5\x18\x02\x12A\n" +
+	"\x03Top\x12\x17.dewpoint.v1.TopRequest\x1a\x18.dewpoint.v1.TopResponse\"\a\x88\xb5\x18\x02\x90\x02\x01\x12G\n" +
 	"\x06Update\x12\x1a.dewpoint.v1.UpdateRequest\x1a\x1b.dewpoint.v1.UpdateResponse\"\x04\x88\xb5\x18\x02\x12G\n" +
 	"\x06Remove\x12\x1a.dewpoint.v1.RemoveRequest\x1a\x1b.dewpoint.v1.RemoveResponse\"\x04\x88\xb5\x18\x02\x12A\n" +
 	"\x04Wait\x12\x18.dewpoint.v1.WaitRequest\x1a\x19.dewpoint.v1.WaitResponse\"\x04\x88\xb5\x18\x01\x12J\n" +
@@ -8562,7 +8757,7 @@ func file_dewpoint_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_dewpoint_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 117)
+var file_dewpoint_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 120)
 var file_dewpoint_v1_node_proto_goTypes = []any{
 	(Role)(0),                          // 0: dewpoint.v1.Role
 	(Output_Stream)(0),                 // 1: dewpoint.v1.Output.Stream
@@ -8618,94 +8813,97 @@ var file_dewpoint_v1_node_proto_goTypes = []any{
 	(*StartResponse)(nil),              // 51: dewpoint.v1.StartResponse
 	(*RestartRequest)(nil),             // 52: dewpoint.v1.RestartRequest
 	(*RestartResponse)(nil),            // 53: dewpoint.v1.RestartResponse
-	(*KillRequest)(nil),                // 54: dewpoint.v1.KillRequest
-	(*KillResponse)(nil),               // 55: dewpoint.v1.KillResponse
-	(*UpdateRequest)(nil),              // 56: dewpoint.v1.UpdateRequest
-	(*UpdateResponse)(nil),             // 57: dewpoint.v1.UpdateResponse
-	(*RemoveRequest)(nil),              // 58: dewpoint.v1.RemoveRequest
-	(*RemoveResponse)(nil),             // 59: dewpoint.v1.RemoveResponse
-	(*WaitRequest)(nil),                // 60: dewpoint.v1.WaitRequest
-	(*WaitResponse)(nil),               // 61: dewpoint.v1.WaitResponse
-	(*ImagesRequest)(nil),              // 62: dewpoint.v1.ImagesRequest
-	(*ImagesResponse)(nil),             // 63: dewpoint.v1.ImagesResponse
-	(*Image)(nil),                      // 64: dewpoint.v1.Image
-	(*Layer)(nil),                      // 65: dewpoint.v1.Layer
-	(*RemoveImageRequest)(nil),         // 66: dewpoint.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),        // 67: dewpoint.v1.RemoveImageResponse
-	(*PruneRequest)(nil),               // 68: dewpoint.v1.PruneRequest
-	(*PruneResponse)(nil),              // 69: dewpoint.v1.PruneResponse
-	(*DoctorRequest)(nil),              // 70: dewpoint.v1.DoctorRequest
-	(*DoctorResponse)(nil),             // 71: dewpoint.v1.DoctorResponse
-	(*Finding)(nil),                    // 72: dewpoint.v1.Finding
-	(*VersionRequest)(nil),             // 73: dewpoint.v1.VersionRequest
-	(*VersionResponse)(nil),            // 74: dewpoint.v1.VersionResponse
-	(*EventsRequest)(nil),              // 75: dewpoint.v1.EventsRequest
-	(*EventsResponse)(nil),             // 76: dewpoint.v1.EventsResponse
-	(*Event)(nil),                      // 77: dewpoint.v1.Event
-	(*ProfileEndRequest)(nil),          // 78: dewpoint.v1.ProfileEndRequest
-	(*ProfileEndResponse)(nil),         // 79: dewpoint.v1.ProfileEndResponse
-	(*Profile)(nil),                    // 80: dewpoint.v1.Profile
-	(*FileRead)(nil),                   // 81: dewpoint.v1.FileRead
-	(*PackBuildRequest)(nil),           // 82: dewpoint.v1.PackBuildRequest
-	(*PackBuildResponse)(nil),          // 83: dewpoint.v1.PackBuildResponse
-	(*PackPushRequest)(nil),            // 84: dewpoint.v1.PackPushRequest
-	(*PackPushResponse)(nil),           // 85: dewpoint.v1.PackPushResponse
-	(*PackInspectRequest)(nil),         // 86: dewpoint.v1.PackInspectRequest
-	(*PackInspectResponse)(nil),        // 87: dewpoint.v1.PackInspectResponse
-	(*Pack)(nil),                       // 88: dewpoint.v1.Pack
-	(*CheckpointRequest)(nil),          // 89: dewpoint.v1.CheckpointRequest
-	(*CheckpointResponse)(nil),         // 90: dewpoint.v1.CheckpointResponse
-	(*ListCheckpointsRequest)(nil),     // 91: dewpoint.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),    // 92: dewpoint.v1.ListCheckpointsResponse
-	(*RemoveCheckpointRequest)(nil),    // 93: dewpoint.v1.RemoveCheckpointRequest
-	(*RemoveCheckpointResponse)(nil),   // 94: dewpoint.v1.RemoveCheckpointResponse
-	(*Checkpoint)(nil),                 // 95: dewpoint.v1.Checkpoint
-	(*PoPStatusRequest)(nil),           // 96: dewpoint.v1.PoPStatusRequest
-	(*PoPStatusResponse)(nil),          // 97: dewpoint.v1.PoPStatusResponse
-	(*PoP)(nil),                        // 98: dewpoint.v1.PoP
-	(*AdoptRequest)(nil),               // 99: dewpoint.v1.AdoptRequest
-	(*AdoptResponse)(nil),              // 100: dewpoint.v1.AdoptResponse
-	(*PoPVerifyRequest)(nil),           // 101: dewpoint.v1.PoPVerifyRequest
-	(*PoPVerifyResponse)(nil),          // 102: dewpoint.v1.PoPVerifyResponse
-	(*PoPForgetRequest)(nil),           // 103: dewpoint.v1.PoPForgetRequest
-	(*PoPForgetResponse)(nil),          // 104: dewpoint.v1.PoPForgetResponse
-	nil,                                // 105: dewpoint.v1.Spec.LabelsEntry
-	nil,                                // 106: dewpoint.v1.Spec.SysctlsEntry
-	nil,                                // 107: dewpoint.v1.Record.StagesEntry
-	nil,                                // 108: dewpoint.v1.Span.AttributesEntry
-	(*ExecRequest_Start)(nil),          // 109: dewpoint.v1.ExecRequest.Start
-	(*ExecRequest_EndOfInput)(nil),     // 110: dewpoint.v1.ExecRequest.EndOfInput
-	(*Pack_Parts)(nil),                 // 111: dewpoint.v1.Pack.Parts
-	(*PoP_Quota)(nil),                  // 112: dewpoint.v1.PoP.Quota
-	(*PoP_Store)(nil),                  // 113: dewpoint.v1.PoP.Store
-	(*PoP_Coordinator)(nil),            // 114: dewpoint.v1.PoP.Coordinator
-	(*PoP_Hits)(nil),                   // 115: dewpoint.v1.PoP.Hits
-	(*PoP_Fetch)(nil),                  // 116: dewpoint.v1.PoP.Fetch
-	(*PoP_Node)(nil),                   // 117: dewpoint.v1.PoP.Node
-	(*PoP_Layer)(nil),                  // 118: dewpoint.v1.PoP.Layer
-	(*durationpb.Duration)(nil),        // 119: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),      // 120: google.protobuf.Timestamp
-	(*descriptorpb.MethodOptions)(nil), // 121: google.protobuf.MethodOptions
-	(*descriptorpb.FieldOptions)(nil),  // 122: google.protobuf.FieldOptions
+	(*TopRequest)(nil),                 // 54: dewpoint.v1.TopRequest
+	(*TopResponse)(nil),                // 55: dewpoint.v1.TopResponse
+	(*Process)(nil),                    // 56: dewpoint.v1.Process
+	(*KillRequest)(nil),                // 57: dewpoint.v1.KillRequest
+	(*KillResponse)(nil),               // 58: dewpoint.v1.KillResponse
+	(*UpdateRequest)(nil),              // 59: dewpoint.v1.UpdateRequest
+	(*UpdateResponse)(nil),             // 60: dewpoint.v1.UpdateResponse
+	(*RemoveRequest)(nil),              // 61: dewpoint.v1.RemoveRequest
+	(*RemoveResponse)(nil),             // 62: dewpoint.v1.RemoveResponse
+	(*WaitRequest)(nil),                // 63: dewpoint.v1.WaitRequest
+	(*WaitResponse)(nil),               // 64: dewpoint.v1.WaitResponse
+	(*ImagesRequest)(nil),              // 65: dewpoint.v1.ImagesRequest
+	(*ImagesResponse)(nil),             // 66: dewpoint.v1.ImagesResponse
+	(*Image)(nil),                      // 67: dewpoint.v1.Image
+	(*Layer)(nil),                      // 68: dewpoint.v1.Layer
+	(*RemoveImageRequest)(nil),         // 69: dewpoint.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),        // 70: dewpoint.v1.RemoveImageResponse
+	(*PruneRequest)(nil),               // 71: dewpoint.v1.PruneRequest
+	(*PruneResponse)(nil),              // 72: dewpoint.v1.PruneResponse
+	(*DoctorRequest)(nil),              // 73: dewpoint.v1.DoctorRequest
+	(*DoctorResponse)(nil),             // 74: dewpoint.v1.DoctorResponse
+	(*Finding)(nil),                    // 75: dewpoint.v1.Finding
+	(*VersionRequest)(nil),             // 76: dewpoint.v1.VersionRequest
+	(*VersionResponse)(nil),            // 77: dewpoint.v1.VersionResponse
+	(*EventsRequest)(nil),              // 78: dewpoint.v1.EventsRequest
+	(*EventsResponse)(nil),             // 79: dewpoint.v1.EventsResponse
+	(*Event)(nil),                      // 80: dewpoint.v1.Event
+	(*ProfileEndRequest)(nil),          // 81: dewpoint.v1.ProfileEndRequest
+	(*ProfileEndResponse)(nil),         // 82: dewpoint.v1.ProfileEndResponse
+	(*Profile)(nil),                    // 83: dewpoint.v1.Profile
+	(*FileRead)(nil),                   // 84: dewpoint.v1.FileRead
+	(*PackBuildRequest)(nil),           // 85: dewpoint.v1.PackBuildRequest
+	(*PackBuildResponse)(nil),          // 86: dewpoint.v1.PackBuildResponse
+	(*PackPushRequest)(nil),            // 87: dewpoint.v1.PackPushRequest
+	(*PackPushResponse)(nil),           // 88: dewpoint.v1.PackPushResponse
+	(*PackInspectRequest)(nil),         // 89: dewpoint.v1.PackInspectRequest
+	(*PackInspectResponse)(nil),        // 90: dewpoint.v1.PackInspectResponse
+	(*Pack)(nil),                       // 91: dewpoint.v1.Pack
+	(*CheckpointRequest)(nil),          // 92: dewpoint.v1.CheckpointRequest
+	(*CheckpointResponse)(nil),         // 93: dewpoint.v1.CheckpointResponse
+	(*ListCheckpointsRequest)(nil),     // 94: dewpoint.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),    // 95: dewpoint.v1.ListCheckpointsResponse
+	(*RemoveCheckpointRequest)(nil),    // 96: dewpoint.v1.RemoveCheckpointRequest
+	(*RemoveCheckpointResponse)(nil),   // 97: dewpoint.v1.RemoveCheckpointResponse
+	(*Checkpoint)(nil),                 // 98: dewpoint.v1.Checkpoint
+	(*PoPStatusRequest)(nil),           // 99: dewpoint.v1.PoPStatusRequest
+	(*PoPStatusResponse)(nil),          // 100: dewpoint.v1.PoPStatusResponse
+	(*PoP)(nil),                        // 101: dewpoint.v1.PoP
+	(*AdoptRequest)(nil),               // 102: dewpoint.v1.AdoptRequest
+	(*AdoptResponse)(nil),              // 103: dewpoint.v1.AdoptResponse
+	(*PoPVerifyRequest)(nil),           // 104: dewpoint.v1.PoPVerifyRequest
+	(*PoPVerifyResponse)(nil),          // 105: dewpoint.v1.PoPVerifyResponse
+	(*PoPForgetRequest)(nil),           // 106: dewpoint.v1.PoPForgetRequest
+	(*PoPForgetResponse)(nil),          // 107: dewpoint.v1.PoPForgetResponse
+	nil,                                // 108: dewpoint.v1.Spec.LabelsEntry
+	nil,                                // 109: dewpoint.v1.Spec.SysctlsEntry
+	nil,                                // 110: dewpoint.v1.Record.StagesEntry
+	nil,                                // 111: dewpoint.v1.Span.AttributesEntry
+	(*ExecRequest_Start)(nil),          // 112: dewpoint.v1.ExecRequest.Start
+	(*ExecRequest_EndOfInput)(nil),     // 113: dewpoint.v1.ExecRequest.EndOfInput
+	(*Pack_Parts)(nil),                 // 114: dewpoint.v1.Pack.Parts
+	(*PoP_Quota)(nil),                  // 115: dewpoint.v1.PoP.Quota
+	(*PoP_Store)(nil),                  // 116: dewpoint.v1.PoP.Store
+	(*PoP_Coordinator)(nil),            // 117: dewpoint.v1.PoP.Coordinator
+	(*PoP_Hits)(nil),                   // 118: dewpoint.v1.PoP.Hits
+	(*PoP_Fetch)(nil),                  // 119: dewpoint.v1.PoP.Fetch
+	(*PoP_Node)(nil),                   // 120: dewpoint.v1.PoP.Node
+	(*PoP_Layer)(nil),                  // 121: dewpoint.v1.PoP.Layer
+	(*durationpb.Duration)(nil),        // 122: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),      // 123: google.protobuf.Timestamp
+	(*descriptorpb.MethodOptions)(nil), // 124: google.protobuf.MethodOptions
+	(*descriptorpb.FieldOptions)(nil),  // 125: google.protobuf.FieldOptions
 }
 var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	8,   // 0: dewpoint.v1.Spec.ports:type_name -> dewpoint.v1.Port
 	9,   // 1: dewpoint.v1.Spec.volumes:type_name -> dewpoint.v1.Volume
-	119, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
-	105, // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
+	122, // 2: dewpoint.v1.Spec.ready_timeout:type_name -> google.protobuf.Duration
+	108, // 3: dewpoint.v1.Spec.labels:type_name -> dewpoint.v1.Spec.LabelsEntry
 	4,   // 4: dewpoint.v1.Spec.health:type_name -> dewpoint.v1.Health
 	5,   // 5: dewpoint.v1.Spec.tmpfs:type_name -> dewpoint.v1.Tmpfs
 	6,   // 6: dewpoint.v1.Spec.ulimits:type_name -> dewpoint.v1.Ulimit
-	106, // 7: dewpoint.v1.Spec.sysctls:type_name -> dewpoint.v1.Spec.SysctlsEntry
+	109, // 7: dewpoint.v1.Spec.sysctls:type_name -> dewpoint.v1.Spec.SysctlsEntry
 	7,   // 8: dewpoint.v1.Spec.devices:type_name -> dewpoint.v1.Device
-	119, // 9: dewpoint.v1.Health.interval:type_name -> google.protobuf.Duration
-	119, // 10: dewpoint.v1.Health.timeout:type_name -> google.protobuf.Duration
-	119, // 11: dewpoint.v1.Health.start_period:type_name -> google.protobuf.Duration
-	119, // 12: dewpoint.v1.Health.start_interval:type_name -> google.protobuf.Duration
-	120, // 13: dewpoint.v1.VolumeInfo.changed:type_name -> google.protobuf.Timestamp
+	122, // 9: dewpoint.v1.Health.interval:type_name -> google.protobuf.Duration
+	122, // 10: dewpoint.v1.Health.timeout:type_name -> google.protobuf.Duration
+	122, // 11: dewpoint.v1.Health.start_period:type_name -> google.protobuf.Duration
+	122, // 12: dewpoint.v1.Health.start_interval:type_name -> google.protobuf.Duration
+	123, // 13: dewpoint.v1.VolumeInfo.changed:type_name -> google.protobuf.Timestamp
 	10,  // 14: dewpoint.v1.ListVolumesResponse.volumes:type_name -> dewpoint.v1.VolumeInfo
 	3,   // 15: dewpoint.v1.DeployRequest.spec:type_name -> dewpoint.v1.Spec
-	119, // 16: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
+	122, // 16: dewpoint.v1.DeployRequest.deadline:type_name -> google.protobuf.Duration
 	27,  // 17: dewpoint.v1.DeployResponse.stage:type_name -> dewpoint.v1.Stage
 	28,  // 18: dewpoint.v1.DeployResponse.layers:type_name -> dewpoint.v1.Layers
 	30,  // 19: dewpoint.v1.DeployResponse.record:type_name -> dewpoint.v1.Record
@@ -8713,157 +8911,161 @@ var file_dewpoint_v1_node_proto_depIdxs = []int32{
 	35,  // 21: dewpoint.v1.DeployResponse.exit:type_name -> dewpoint.v1.Exit
 	21,  // 22: dewpoint.v1.DeployResponse.deployment:type_name -> dewpoint.v1.Deployment
 	3,   // 23: dewpoint.v1.DeployManyRequest.specs:type_name -> dewpoint.v1.Spec
-	119, // 24: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
+	122, // 24: dewpoint.v1.DeployManyRequest.deadline:type_name -> google.protobuf.Duration
 	21,  // 25: dewpoint.v1.DeployManyResponse.deployment:type_name -> dewpoint.v1.Deployment
 	27,  // 26: dewpoint.v1.DeployManyResponse.stage:type_name -> dewpoint.v1.Stage
 	28,  // 27: dewpoint.v1.DeployManyResponse.layers:type_name -> dewpoint.v1.Layers
 	30,  // 28: dewpoint.v1.DeployManyResponse.record:type_name -> dewpoint.v1.Record
 	2,   // 29: dewpoint.v1.DeployManyResponse.error:type_name -> dewpoint.v1.Error
-	120, // 30: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
-	120, // 31: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
+	123, // 30: dewpoint.v1.Deployment.asked:type_name -> google.protobuf.Timestamp
+	123, // 31: dewpoint.v1.Deployment.ended:type_name -> google.protobuf.Timestamp
 	30,  // 32: dewpoint.v1.Deployment.record:type_name -> dewpoint.v1.Record
 	2,   // 33: dewpoint.v1.Deployment.error:type_name -> dewpoint.v1.Error
 	21,  // 34: dewpoint.v1.ListDeploymentsResponse.deployments:type_name -> dewpoint.v1.Deployment
 	21,  // 35: dewpoint.v1.CancelDeploymentResponse.deployment:type_name -> dewpoint.v1.Deployment
 	29,  // 36: dewpoint.v1.Layers.layers:type_name -> dewpoint.v1.LayerProgress
-	107, // 37: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
+	110, // 37: dewpoint.v1.Record.stages:type_name -> dewpoint.v1.Record.StagesEntry
 	32,  // 38: dewpoint.v1.Record.bytes:type_name -> dewpoint.v1.Bytes
 	33,  // 39: dewpoint.v1.Record.way:type_name -> dewpoint.v1.Way
 	31,  // 40: dewpoint.v1.Record.spans:type_name -> dewpoint.v1.Span
-	108, // 41: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
+	111, // 41: dewpoint.v1.Span.attributes:type_name -> dewpoint.v1.Span.AttributesEntry
 	1,   // 42: dewpoint.v1.Output.stream:type_name -> dewpoint.v1.Output.Stream
 	27,  // 43: dewpoint.v1.PullResponse.stage:type_name -> dewpoint.v1.Stage
 	28,  // 44: dewpoint.v1.PullResponse.layers:type_name -> dewpoint.v1.Layers
 	30,  // 45: dewpoint.v1.PullResponse.record:type_name -> dewpoint.v1.Record
 	40,  // 46: dewpoint.v1.ListResponse.containers:type_name -> dewpoint.v1.Container
 	8,   // 47: dewpoint.v1.Container.ports:type_name -> dewpoint.v1.Port
-	120, // 48: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
-	120, // 49: dewpoint.v1.Container.next_start:type_name -> google.protobuf.Timestamp
+	123, // 48: dewpoint.v1.Container.created:type_name -> google.protobuf.Timestamp
+	123, // 49: dewpoint.v1.Container.next_start:type_name -> google.protobuf.Timestamp
 	40,  // 50: dewpoint.v1.InspectResponse.container:type_name -> dewpoint.v1.Container
 	3,   // 51: dewpoint.v1.InspectResponse.spec:type_name -> dewpoint.v1.Spec
 	30,  // 52: dewpoint.v1.InspectResponse.record:type_name -> dewpoint.v1.Record
 	34,  // 53: dewpoint.v1.LogsResponse.output:type_name -> dewpoint.v1.Output
-	109, // 54: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
-	110, // 55: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
+	112, // 54: dewpoint.v1.ExecRequest.start:type_name -> dewpoint.v1.ExecRequest.Start
+	113, // 55: dewpoint.v1.ExecRequest.end_of_input:type_name -> dewpoint.v1.ExecRequest.EndOfInput
 	46,  // 56: dewpoint.v1.ExecRequest.resize:type_name -> dewpoint.v1.Size
 	34,  // 57: dewpoint.v1.ExecResponse.output:type_name -> dewpoint.v1.Output
 	35,  // 58: dewpoint.v1.ExecResponse.exit:type_name -> dewpoint.v1.Exit
-	119, // 59: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
-	119, // 60: dewpoint.v1.RestartRequest.timeout:type_name -> google.protobuf.Duration
-	64,  // 61: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
-	120, // 62: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
-	65,  // 63: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
-	72,  // 64: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
-	77,  // 65: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
-	120, // 66: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
-	30,  // 67: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
-	80,  // 68: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
-	81,  // 69: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
-	88,  // 70: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
-	88,  // 71: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
-	111, // 72: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
-	120, // 73: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
-	81,  // 74: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
-	95,  // 75: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
-	95,  // 76: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
-	120, // 77: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
-	98,  // 78: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
-	113, // 79: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
-	114, // 80: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
-	117, // 81: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
-	118, // 82: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
-	46,  // 83: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
-	112, // 84: dewpoint.v1.PoP.Store.quotas:type_name -> dewpoint.v1.PoP.Quota
-	115, // 85: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
-	115, // 86: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
-	115, // 87: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
-	115, // 88: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
-	116, // 89: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
-	121, // 90: dewpoint.v1.may_call:extendee -> google.protobuf.MethodOptions
-	122, // 91: dewpoint.v1.may_set:extendee -> google.protobuf.FieldOptions
-	0,   // 92: dewpoint.v1.may_call:type_name -> dewpoint.v1.Role
-	0,   // 93: dewpoint.v1.may_set:type_name -> dewpoint.v1.Role
-	17,  // 94: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
-	19,  // 95: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
-	22,  // 96: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
-	24,  // 97: dewpoint.v1.Node.WatchDeployment:input_type -> dewpoint.v1.WatchDeploymentRequest
-	25,  // 98: dewpoint.v1.Node.CancelDeployment:input_type -> dewpoint.v1.CancelDeploymentRequest
-	36,  // 99: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
-	38,  // 100: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
-	41,  // 101: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
-	43,  // 102: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
-	45,  // 103: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
-	45,  // 104: dewpoint.v1.Node.Attach:input_type -> dewpoint.v1.ExecRequest
-	48,  // 105: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
-	50,  // 106: dewpoint.v1.Node.Start:input_type -> dewpoint.v1.StartRequest
-	52,  // 107: dewpoint.v1.Node.Restart:input_type -> dewpoint.v1.RestartRequest
-	54,  // 108: dewpoint.v1.Node.Kill:input_type -> dewpoint.v1.KillRequest
-	56,  // 109: dewpoint.v1.Node.Update:input_type -> dewpoint.v1.UpdateRequest
-	58,  // 110: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
-	60,  // 111: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
-	62,  // 112: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
-	66,  // 113: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
-	68,  // 114: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
-	99,  // 115: dewpoint.v1.Node.Adopt:input_type -> dewpoint.v1.AdoptRequest
-	11,  // 116: dewpoint.v1.Node.ListVolumes:input_type -> dewpoint.v1.ListVolumesRequest
-	13,  // 117: dewpoint.v1.Node.MakeVolume:input_type -> dewpoint.v1.MakeVolumeRequest
-	15,  // 118: dewpoint.v1.Node.RemoveVolume:input_type -> dewpoint.v1.RemoveVolumeRequest
-	78,  // 119: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
-	82,  // 120: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
-	84,  // 121: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
-	86,  // 122: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
-	89,  // 123: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
-	91,  // 124: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
-	93,  // 125: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
-	96,  // 126: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
-	101, // 127: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
-	103, // 128: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
-	70,  // 129: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
-	73,  // 130: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
-	75,  // 131: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
-	18,  // 132: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
-	20,  // 133: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
-	23,  // 134: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
-	18,  // 135: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
-	26,  // 136: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
-	37,  // 137: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
-	39,  // 138: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
-	42,  // 139: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
-	44,  // 140: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
-	47,  // 141: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
-	47,  // 142: dewpoint.v1.Node.Attach:output_type -> dewpoint.v1.ExecResponse
-	49,  // 143: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
-	51,  // 144: dewpoint.v1.Node.Start:output_type -> dewpoint.v1.StartResponse
-	53,  // 145: dewpoint.v1.Node.Restart:output_type -> dewpoint.v1.RestartResponse
-	55,  // 146: dewpoint.v1.Node.Kill:output_type -> dewpoint.v1.KillResponse
-	57,  // 147: dewpoint.v1.Node.Update:output_type -> dewpoint.v1.UpdateResponse
-	59,  // 148: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
-	61,  // 149: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
-	63,  // 150: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
-	67,  // 151: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
-	69,  // 152: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
-	100, // 153: dewpoint.v1.Node.Adopt:output_type -> dewpoint.v1.AdoptResponse
-	12,  // 154: dewpoint.v1.Node.ListVolumes:output_type -> dewpoint.v1.ListVolumesResponse
-	14,  // 155: dewpoint.v1.Node.MakeVolume:output_type -> dewpoint.v1.MakeVolumeResponse
-	16,  // 156: dewpoint.v1.Node.RemoveVolume:output_type -> dewpoint.v1.RemoveVolumeResponse
-	79,  // 157: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
-	83,  // 158: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
-	85,  // 159: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
-	87,  // 160: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
-	90,  // 161: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
-	92,  // 162: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
-	94,  // 163: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
-	97,  // 164: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
-	102, // 165: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
-	104, // 166: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
-	71,  // 167: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
-	74,  // 168: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
-	76,  // 169: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
-	132, // [132:170] is the sub-list for method output_type
-	94,  // [94:132] is the sub-list for method input_type
-	92,  // [92:94] is the sub-list for extension type_name
-	90,  // [90:92] is the sub-list for extension extendee
-	0,   // [0:90] is the sub-list for field type_name
+	122, // 59: dewpoint.v1.StopRequest.timeout:type_name -> google.protobuf.Duration
+	122, // 60: dewpoint.v1.RestartRequest.timeout:type_name -> google.protobuf.Duration
+	56,  // 61: dewpoint.v1.TopResponse.processes:type_name -> dewpoint.v1.Process
+	123, // 62: dewpoint.v1.Process.started:type_name -> google.protobuf.Timestamp
+	67,  // 63: dewpoint.v1.ImagesResponse.images:type_name -> dewpoint.v1.Image
+	123, // 64: dewpoint.v1.Image.created:type_name -> google.protobuf.Timestamp
+	68,  // 65: dewpoint.v1.Image.layers:type_name -> dewpoint.v1.Layer
+	75,  // 66: dewpoint.v1.DoctorResponse.findings:type_name -> dewpoint.v1.Finding
+	80,  // 67: dewpoint.v1.EventsResponse.event:type_name -> dewpoint.v1.Event
+	123, // 68: dewpoint.v1.Event.time:type_name -> google.protobuf.Timestamp
+	30,  // 69: dewpoint.v1.Event.record:type_name -> dewpoint.v1.Record
+	83,  // 70: dewpoint.v1.ProfileEndResponse.profile:type_name -> dewpoint.v1.Profile
+	84,  // 71: dewpoint.v1.Profile.largest:type_name -> dewpoint.v1.FileRead
+	91,  // 72: dewpoint.v1.PackBuildResponse.pack:type_name -> dewpoint.v1.Pack
+	91,  // 73: dewpoint.v1.PackInspectResponse.pack:type_name -> dewpoint.v1.Pack
+	114, // 74: dewpoint.v1.Pack.parts:type_name -> dewpoint.v1.Pack.Parts
+	123, // 75: dewpoint.v1.Pack.created:type_name -> google.protobuf.Timestamp
+	84,  // 76: dewpoint.v1.Pack.largest:type_name -> dewpoint.v1.FileRead
+	98,  // 77: dewpoint.v1.CheckpointResponse.checkpoint:type_name -> dewpoint.v1.Checkpoint
+	98,  // 78: dewpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> dewpoint.v1.Checkpoint
+	123, // 79: dewpoint.v1.Checkpoint.created:type_name -> google.protobuf.Timestamp
+	101, // 80: dewpoint.v1.PoPStatusResponse.pop:type_name -> dewpoint.v1.PoP
+	116, // 81: dewpoint.v1.PoP.store:type_name -> dewpoint.v1.PoP.Store
+	117, // 82: dewpoint.v1.PoP.coordinator:type_name -> dewpoint.v1.PoP.Coordinator
+	120, // 83: dewpoint.v1.PoP.nodes:type_name -> dewpoint.v1.PoP.Node
+	121, // 84: dewpoint.v1.PoP.layers:type_name -> dewpoint.v1.PoP.Layer
+	46,  // 85: dewpoint.v1.ExecRequest.Start.size:type_name -> dewpoint.v1.Size
+	115, // 86: dewpoint.v1.PoP.Store.quotas:type_name -> dewpoint.v1.PoP.Quota
+	118, // 87: dewpoint.v1.PoP.Node.local:type_name -> dewpoint.v1.PoP.Hits
+	118, // 88: dewpoint.v1.PoP.Node.store:type_name -> dewpoint.v1.PoP.Hits
+	118, // 89: dewpoint.v1.PoP.Node.peer:type_name -> dewpoint.v1.PoP.Hits
+	118, // 90: dewpoint.v1.PoP.Node.registry:type_name -> dewpoint.v1.PoP.Hits
+	119, // 91: dewpoint.v1.PoP.Node.fetching:type_name -> dewpoint.v1.PoP.Fetch
+	124, // 92: dewpoint.v1.may_call:extendee -> google.protobuf.MethodOptions
+	125, // 93: dewpoint.v1.may_set:extendee -> google.protobuf.FieldOptions
+	0,   // 94: dewpoint.v1.may_call:type_name -> dewpoint.v1.Role
+	0,   // 95: dewpoint.v1.may_set:type_name -> dewpoint.v1.Role
+	17,  // 96: dewpoint.v1.Node.Deploy:input_type -> dewpoint.v1.DeployRequest
+	19,  // 97: dewpoint.v1.Node.DeployMany:input_type -> dewpoint.v1.DeployManyRequest
+	22,  // 98: dewpoint.v1.Node.ListDeployments:input_type -> dewpoint.v1.ListDeploymentsRequest
+	24,  // 99: dewpoint.v1.Node.WatchDeployment:input_type -> dewpoint.v1.WatchDeploymentRequest
+	25,  // 100: dewpoint.v1.Node.CancelDeployment:input_type -> dewpoint.v1.CancelDeploymentRequest
+	36,  // 101: dewpoint.v1.Node.Pull:input_type -> dewpoint.v1.PullRequest
+	38,  // 102: dewpoint.v1.Node.List:input_type -> dewpoint.v1.ListRequest
+	41,  // 103: dewpoint.v1.Node.Inspect:input_type -> dewpoint.v1.InspectRequest
+	43,  // 104: dewpoint.v1.Node.Logs:input_type -> dewpoint.v1.LogsRequest
+	45,  // 105: dewpoint.v1.Node.Exec:input_type -> dewpoint.v1.ExecRequest
+	45,  // 106: dewpoint.v1.Node.Attach:input_type -> dewpoint.v1.ExecRequest
+	48,  // 107: dewpoint.v1.Node.Stop:input_type -> dewpoint.v1.StopRequest
+	50,  // 108: dewpoint.v1.Node.Start:input_type -> dewpoint.v1.StartRequest
+	52,  // 109: dewpoint.v1.Node.Restart:input_type -> dewpoint.v1.RestartRequest
+	57,  // 110: dewpoint.v1.Node.Kill:input_type -> dewpoint.v1.KillRequest
+	54,  // 111: dewpoint.v1.Node.Top:input_type -> dewpoint.v1.TopRequest
+	59,  // 112: dewpoint.v1.Node.Update:input_type -> dewpoint.v1.UpdateRequest
+	61,  // 113: dewpoint.v1.Node.Remove:input_type -> dewpoint.v1.RemoveRequest
+	63,  // 114: dewpoint.v1.Node.Wait:input_type -> dewpoint.v1.WaitRequest
+	65,  // 115: dewpoint.v1.Node.Images:input_type -> dewpoint.v1.ImagesRequest
+	69,  // 116: dewpoint.v1.Node.RemoveImage:input_type -> dewpoint.v1.RemoveImageRequest
+	71,  // 117: dewpoint.v1.Node.Prune:input_type -> dewpoint.v1.PruneRequest
+	102, // 118: dewpoint.v1.Node.Adopt:input_type -> dewpoint.v1.AdoptRequest
+	11,  // 119: dewpoint.v1.Node.ListVolumes:input_type -> dewpoint.v1.ListVolumesRequest
+	13,  // 120: dewpoint.v1.Node.MakeVolume:input_type -> dewpoint.v1.MakeVolumeRequest
+	15,  // 121: dewpoint.v1.Node.RemoveVolume:input_type -> dewpoint.v1.RemoveVolumeRequest
+	81,  // 122: dewpoint.v1.Node.ProfileEnd:input_type -> dewpoint.v1.ProfileEndRequest
+	85,  // 123: dewpoint.v1.Node.PackBuild:input_type -> dewpoint.v1.PackBuildRequest
+	87,  // 124: dewpoint.v1.Node.PackPush:input_type -> dewpoint.v1.PackPushRequest
+	89,  // 125: dewpoint.v1.Node.PackInspect:input_type -> dewpoint.v1.PackInspectRequest
+	92,  // 126: dewpoint.v1.Node.Checkpoint:input_type -> dewpoint.v1.CheckpointRequest
+	94,  // 127: dewpoint.v1.Node.ListCheckpoints:input_type -> dewpoint.v1.ListCheckpointsRequest
+	96,  // 128: dewpoint.v1.Node.RemoveCheckpoint:input_type -> dewpoint.v1.RemoveCheckpointRequest
+	99,  // 129: dewpoint.v1.Node.PoPStatus:input_type -> dewpoint.v1.PoPStatusRequest
+	104, // 130: dewpoint.v1.Node.PoPVerify:input_type -> dewpoint.v1.PoPVerifyRequest
+	106, // 131: dewpoint.v1.Node.PoPForget:input_type -> dewpoint.v1.PoPForgetRequest
+	73,  // 132: dewpoint.v1.Node.Doctor:input_type -> dewpoint.v1.DoctorRequest
+	76,  // 133: dewpoint.v1.Node.Version:input_type -> dewpoint.v1.VersionRequest
+	78,  // 134: dewpoint.v1.Node.Events:input_type -> dewpoint.v1.EventsRequest
+	18,  // 135: dewpoint.v1.Node.Deploy:output_type -> dewpoint.v1.DeployResponse
+	20,  // 136: dewpoint.v1.Node.DeployMany:output_type -> dewpoint.v1.DeployManyResponse
+	23,  // 137: dewpoint.v1.Node.ListDeployments:output_type -> dewpoint.v1.ListDeploymentsResponse
+	18,  // 138: dewpoint.v1.Node.WatchDeployment:output_type -> dewpoint.v1.DeployResponse
+	26,  // 139: dewpoint.v1.Node.CancelDeployment:output_type -> dewpoint.v1.CancelDeploymentResponse
+	37,  // 140: dewpoint.v1.Node.Pull:output_type -> dewpoint.v1.PullResponse
+	39,  // 141: dewpoint.v1.Node.List:output_type -> dewpoint.v1.ListResponse
+	42,  // 142: dewpoint.v1.Node.Inspect:output_type -> dewpoint.v1.InspectResponse
+	44,  // 143: dewpoint.v1.Node.Logs:output_type -> dewpoint.v1.LogsResponse
+	47,  // 144: dewpoint.v1.Node.Exec:output_type -> dewpoint.v1.ExecResponse
+	47,  // 145: dewpoint.v1.Node.Attach:output_type -> dewpoint.v1.ExecResponse
+	49,  // 146: dewpoint.v1.Node.Stop:output_type -> dewpoint.v1.StopResponse
+	51,  // 147: dewpoint.v1.Node.Start:output_type -> dewpoint.v1.StartResponse
+	53,  // 148: dewpoint.v1.Node.Restart:output_type -> dewpoint.v1.RestartResponse
+	58,  // 149: dewpoint.v1.Node.Kill:output_type -> dewpoint.v1.KillResponse
+	55,  // 150: dewpoint.v1.Node.Top:output_type -> dewpoint.v1.TopResponse
+	60,  // 151: dewpoint.v1.Node.Update:output_type -> dewpoint.v1.UpdateResponse
+	62,  // 152: dewpoint.v1.Node.Remove:output_type -> dewpoint.v1.RemoveResponse
+	64,  // 153: dewpoint.v1.Node.Wait:output_type -> dewpoint.v1.WaitResponse
+	66,  // 154: dewpoint.v1.Node.Images:output_type -> dewpoint.v1.ImagesResponse
+	70,  // 155: dewpoint.v1.Node.RemoveImage:output_type -> dewpoint.v1.RemoveImageResponse
+	72,  // 156: dewpoint.v1.Node.Prune:output_type -> dewpoint.v1.PruneResponse
+	103, // 157: dewpoint.v1.Node.Adopt:output_type -> dewpoint.v1.AdoptResponse
+	12,  // 158: dewpoint.v1.Node.ListVolumes:output_type -> dewpoint.v1.ListVolumesResponse
+	14,  // 159: dewpoint.v1.Node.MakeVolume:output_type -> dewpoint.v1.MakeVolumeResponse
+	16,  // 160: dewpoint.v1.Node.RemoveVolume:output_type -> dewpoint.v1.RemoveVolumeResponse
+	82,  // 161: dewpoint.v1.Node.ProfileEnd:output_type -> dewpoint.v1.ProfileEndResponse
+	86,  // 162: dewpoint.v1.Node.PackBuild:output_type -> dewpoint.v1.PackBuildResponse
+	88,  // 163: dewpoint.v1.Node.PackPush:output_type -> dewpoint.v1.PackPushResponse
+	90,  // 164: dewpoint.v1.Node.PackInspect:output_type -> dewpoint.v1.PackInspectResponse
+	93,  // 165: dewpoint.v1.Node.Checkpoint:output_type -> dewpoint.v1.CheckpointResponse
+	95,  // 166: dewpoint.v1.Node.ListCheckpoints:output_type -> dewpoint.v1.ListCheckpointsResponse
+	97,  // 167: dewpoint.v1.Node.RemoveCheckpoint:output_type -> dewpoint.v1.RemoveCheckpointResponse
+	100, // 168: dewpoint.v1.Node.PoPStatus:output_type -> dewpoint.v1.PoPStatusResponse
+	105, // 169: dewpoint.v1.Node.PoPVerify:output_type -> dewpoint.v1.PoPVerifyResponse
+	107, // 170: dewpoint.v1.Node.PoPForget:output_type -> dewpoint.v1.PoPForgetResponse
+	74,  // 171: dewpoint.v1.Node.Doctor:output_type -> dewpoint.v1.DoctorResponse
+	77,  // 172: dewpoint.v1.Node.Version:output_type -> dewpoint.v1.VersionResponse
+	79,  // 173: dewpoint.v1.Node.Events:output_type -> dewpoint.v1.EventsResponse
+	135, // [135:174] is the sub-list for method output_type
+	96,  // [96:135] is the sub-list for method input_type
+	94,  // [94:96] is the sub-list for extension type_name
+	92,  // [92:94] is the sub-list for extension extendee
+	0,   // [0:92] is the sub-list for field type_name
 }
 
 func init() { file_dewpoint_v1_node_proto_init() }
@@ -8901,16 +9103,16 @@ func file_dewpoint_v1_node_proto_init() {
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_Exit)(nil),
 	}
-	file_dewpoint_v1_node_proto_msgTypes[54].OneofWrappers = []any{}
-	file_dewpoint_v1_node_proto_msgTypes[73].OneofWrappers = []any{}
-	file_dewpoint_v1_node_proto_msgTypes[75].OneofWrappers = []any{}
+	file_dewpoint_v1_node_proto_msgTypes[57].OneofWrappers = []any{}
+	file_dewpoint_v1_node_proto_msgTypes[76].OneofWrappers = []any{}
+	file_dewpoint_v1_node_proto_msgTypes[78].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dewpoint_v1_node_proto_rawDesc), len(file_dewpoint_v1_node_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   117,
+			NumMessages:   120,
 			NumExtensions: 2,
 			NumServices:   1,
 		},

@@ -69,6 +69,8 @@ const (
 	NodeRestartProcedure = "/dewpoint.v1.Node/Restart"
 	// NodeKillProcedure is the fully-qualified name of the Node's Kill RPC.
 	NodeKillProcedure = "/dewpoint.v1.Node/Kill"
+	// NodeTopProcedure is the fully-qualified name of the Node's Top RPC.
+	NodeTopProcedure = "/dewpoint.v1.Node/Top"
 	// NodeUpdateProcedure is the fully-qualified name of the Node's Update RPC.
 	NodeUpdateProcedure = "/dewpoint.v1.Node/Update"
 	// NodeRemoveProcedure is the fully-qualified name of the Node's Remove RPC.
@@ -157,6 +159,8 @@ type NodeClient interface {
 	Restart(context.Context, *connect.Request[v1.RestartRequest]) (*connect.Response[v1.RestartResponse], error)
 	// Kill sends a signal to a container that runs.
 	Kill(context.Context, *connect.Request[v1.KillRequest]) (*connect.Response[v1.KillResponse], error)
+	// Top gives the processes of a container that runs.
+	Top(context.Context, *connect.Request[v1.TopRequest]) (*connect.Response[v1.TopResponse], error)
 	// Update changes a container's limits and policy of restarts, for good, and at once if it runs.
 	Update(context.Context, *connect.Request[v1.UpdateRequest]) (*connect.Response[v1.UpdateResponse], error)
 	Remove(context.Context, *connect.Request[v1.RemoveRequest]) (*connect.Response[v1.RemoveResponse], error)
@@ -302,6 +306,13 @@ func NewNodeClient(httpClient connect.HTTPClient, baseURL string, opts ...connec
 			httpClient,
 			baseURL+NodeKillProcedure,
 			connect.WithSchema(nodeMethods.ByName("Kill")),
+			connect.WithClientOptions(opts...),
+		),
+		top: connect.NewClient[v1.TopRequest, v1.TopResponse](
+			httpClient,
+			baseURL+NodeTopProcedure,
+			connect.WithSchema(nodeMethods.ByName("Top")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
 		update: connect.NewClient[v1.UpdateRequest, v1.UpdateResponse](
@@ -468,6 +479,7 @@ type nodeClient struct {
 	start            *connect.Client[v1.StartRequest, v1.StartResponse]
 	restart          *connect.Client[v1.RestartRequest, v1.RestartResponse]
 	kill             *connect.Client[v1.KillRequest, v1.KillResponse]
+	top              *connect.Client[v1.TopRequest, v1.TopResponse]
 	update           *connect.Client[v1.UpdateRequest, v1.UpdateResponse]
 	remove           *connect.Client[v1.RemoveRequest, v1.RemoveResponse]
 	wait             *connect.Client[v1.WaitRequest, v1.WaitResponse]
@@ -566,6 +578,11 @@ func (c *nodeClient) Restart(ctx context.Context, req *connect.Request[v1.Restar
 // Kill calls dewpoint.v1.Node.Kill.
 func (c *nodeClient) Kill(ctx context.Context, req *connect.Request[v1.KillRequest]) (*connect.Response[v1.KillResponse], error) {
 	return c.kill.CallUnary(ctx, req)
+}
+
+// Top calls dewpoint.v1.Node.Top.
+func (c *nodeClient) Top(ctx context.Context, req *connect.Request[v1.TopRequest]) (*connect.Response[v1.TopResponse], error) {
+	return c.top.CallUnary(ctx, req)
 }
 
 // Update calls dewpoint.v1.Node.Update.
@@ -723,6 +740,8 @@ type NodeHandler interface {
 	Restart(context.Context, *connect.Request[v1.RestartRequest]) (*connect.Response[v1.RestartResponse], error)
 	// Kill sends a signal to a container that runs.
 	Kill(context.Context, *connect.Request[v1.KillRequest]) (*connect.Response[v1.KillResponse], error)
+	// Top gives the processes of a container that runs.
+	Top(context.Context, *connect.Request[v1.TopRequest]) (*connect.Response[v1.TopResponse], error)
 	// Update changes a container's limits and policy of restarts, for good, and at once if it runs.
 	Update(context.Context, *connect.Request[v1.UpdateRequest]) (*connect.Response[v1.UpdateResponse], error)
 	Remove(context.Context, *connect.Request[v1.RemoveRequest]) (*connect.Response[v1.RemoveResponse], error)
@@ -864,6 +883,13 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 		NodeKillProcedure,
 		svc.Kill,
 		connect.WithSchema(nodeMethods.ByName("Kill")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeTopHandler := connect.NewUnaryHandler(
+		NodeTopProcedure,
+		svc.Top,
+		connect.WithSchema(nodeMethods.ByName("Top")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
 	nodeUpdateHandler := connect.NewUnaryHandler(
@@ -1042,6 +1068,8 @@ func NewNodeHandler(svc NodeHandler, opts ...connect.HandlerOption) (string, htt
 			nodeRestartHandler.ServeHTTP(w, r)
 		case NodeKillProcedure:
 			nodeKillHandler.ServeHTTP(w, r)
+		case NodeTopProcedure:
+			nodeTopHandler.ServeHTTP(w, r)
 		case NodeUpdateProcedure:
 			nodeUpdateHandler.ServeHTTP(w, r)
 		case NodeRemoveProcedure:
@@ -1155,6 +1183,10 @@ func (UnimplementedNodeHandler) Restart(context.Context, *connect.Request[v1.Res
 
 func (UnimplementedNodeHandler) Kill(context.Context, *connect.Request[v1.KillRequest]) (*connect.Response[v1.KillResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Kill is not implemented"))
+}
+
+func (UnimplementedNodeHandler) Top(context.Context, *connect.Request[v1.TopRequest]) (*connect.Response[v1.TopResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("dewpoint.v1.Node.Top is not implemented"))
 }
 
 func (UnimplementedNodeHandler) Update(context.Context, *connect.Request[v1.UpdateRequest]) (*connect.Response[v1.UpdateResponse], error) {
