@@ -75,7 +75,8 @@ type Misuse struct{ error }
 
 func misuse(format string, a ...any) error { return Misuse{fmt.Errorf(format, a...)} }
 
-// Filtered are the rows that match. An error of what filters say is a Misuse.
+// Filtered are the rows that match. As in Docker, the * of a pattern stops at a slash. An error of what
+// filters say is a Misuse.
 func (l List) Filtered(filters []string) ([]Row, error) {
 	want := map[Filter][]string{}
 	for _, f := range filters {
@@ -83,6 +84,10 @@ func (l List) Filtered(filters []string) ([]Row, error) {
 		if _, known := l.Filters[name]; !ok || !known {
 			return nil, misuse("--filter %s: want NAME=VALUE, with a name of %s", f,
 				strings.Join(slices.Sorted(maps.Keys(l.Filters)), ", "))
+		}
+		if _, err := path.Match(value, ""); err != nil {
+			return nil, misuse("--filter %s: the pattern is wrong: * is any text without a slash, ? a letter, [ab] one of some; "+
+				"write \\[ for [ itself", f)
 		}
 		want[l.Filters[name]] = append(want[l.Filters[name]], value)
 	}

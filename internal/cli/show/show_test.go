@@ -43,6 +43,7 @@ func TestPrint(t *testing.T) {
 	for want, f := range map[string]Flags{
 		"with a name of name, status": {Filters: []string{"color=red"}},
 		"want NAME=VALUE":             {Filters: []string{"name"}},
+		"the pattern is wrong":        {Filters: []string{"name=w[eb"}},
 		"no entry for key":            {Format: "{{.Color}}"},
 		"unclosed action":             {Format: "{{.Names"},
 		"not defined":                 {Format: "{{shout .Names}}"},
