@@ -48,7 +48,6 @@ func testLazyWaitingContainersEnd(t *testing.T, backend string) {
 // They are stopped at once too, though the thread that gets the signal may be
 // one that waits.
 func TestLazyWaitingContainersStop(t *testing.T) {
-	t.Parallel()
 	onBackends(t, func(t *testing.T, backend string) {
 		b := newLazyBed(t, backend, off)
 		b.run()

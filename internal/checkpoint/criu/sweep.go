@@ -30,9 +30,22 @@ func sweepUnless(pattern string, runs func() bool) {
 	}
 }
 
-// isCRIU tells CRIU, and what it restores as long as that is not itself yet.
+// isCRIU tells CRIU, and what it restores as long as that is not itself yet. Arguments do not say it: CRIU
+// writes over them what it does (libbsd's setproctitle), and a dynamic loader may run it.
 func isCRIU(pid int) bool {
-	return slices.ContainsFunc(argsOf(pid), func(arg string) bool { return filepath.Base(arg) == "criu" })
+	named := func(path string) bool { return filepath.Base(path) == "criu" }
+	return slices.ContainsFunc(argsOf(pid), named) || slices.ContainsFunc(mappedBy(pid), named)
+}
+
+// mappedBy are the files that a process has in its memory; none if it has ended.
+func mappedBy(pid int) (files []string) {
+	b, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "maps"))
+	for line := range bytes.Lines(b) {
+		if at := bytes.IndexByte(line, '/'); at >= 0 {
+			files = append(files, string(bytes.TrimSpace(line[at:])))
+		}
+	}
+	return slices.Compact(files)
 }
 
 func processes() (pids []int) {

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"dewpoint/internal/checkpoint"
+	"dewpoint/testkit"
 )
 
 // Daemons that start at once all keep what CRIU knows of the kernel, whole.
@@ -77,6 +78,28 @@ func TestSweepYards(t *testing.T) {
 	}
 	in.Close()
 	_ = cmd.Wait()
+
+	// A CRIU that restores says so in place of its arguments.
+	program, err := os.ReadFile("/bin/cat")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "bin-criu"), program, 0o755)
+	}
+	if err == nil {
+		err = os.Rename(filepath.Join(dir, "bin-criu"), script)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	titled := exec.Cmd{Path: script, Args: []string{"restore --rpc"}}
+	if in, err = titled.StdinPipe(); err == nil {
+		err = titled.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "CRIU is seen by its program", func() bool { return isCRIU(titled.Process.Pid) })
+	in.Close()
+	_ = titled.Wait()
 }
 
 func TestExplain(t *testing.T) {
