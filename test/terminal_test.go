@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
@@ -124,6 +125,7 @@ func TestDeployOnATerminal(t *testing.T) {
 	}
 	ends := func(cmd *exec.Cmd, code int) {
 		t.Helper()
+		defer time.AfterFunc(time.Minute, func() { cmd.Process.Kill() }).Stop()
 		_ = cmd.Wait()
 		if got := cmd.ProcessState.ExitCode(); got != code {
 			t.Errorf("%q: exit code %d, want %d", cmd.Args[3:], got, code)
@@ -152,7 +154,9 @@ func TestDeployOnATerminal(t *testing.T) {
 	ends(cmd, 0)
 	cmd = dew("attach", "talk")
 	says("third\r", `third\r\nthird\r\n`)
-	says("\x04", "third")
+	if _, err := p.master.WriteString("\x04"); err != nil {
+		t.Fatal(err)
+	}
 	ends(cmd, 0)
 	if out := m.must("logs", "talk"); !strings.Contains(out, "first\r\nfirst\r\nsecond\r\nsecond\r\n") {
 		t.Errorf("the logs are %q", out)

@@ -495,7 +495,7 @@ func (c *Client) interact(ctx context.Context, stream *execClientStream, start *
 	// Whatever is wrong with the call is told by Receive.
 	_ = s.send(&pb.ExecRequest{Message: &pb.ExecRequest_Start_{Start: start}})
 	if std.Stdin != nil {
-		go s.copy(std.Stdin)
+		go s.copy(std.Stdin, len(start.Args) > 0)
 	}
 	if std.Resize != nil {
 		go s.resize(std.Resize)

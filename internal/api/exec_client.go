@@ -32,8 +32,9 @@ func (s *execSender) send(m *pb.ExecRequest) error {
 	return s.stream.Send(m)
 }
 
-// copy sends r to its end.
-func (s *execSender) copy(r io.Reader) {
+// copy sends r, and its end. An error of r ends the input of a process that ends with the call, own; another
+// one keeps its input for who comes back.
+func (s *execSender) copy(r io.Reader, own bool) {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := r.Read(buf)
@@ -43,6 +44,9 @@ func (s *execSender) copy(r io.Reader) {
 			}
 		}
 		if err != nil {
+			if err != io.EOF && !own {
+				return
+			}
 			_ = s.send(&pb.ExecRequest{Message: &pb.ExecRequest_EndOfInput_{EndOfInput: &pb.ExecRequest_EndOfInput{}}})
 			return
 		}

@@ -75,7 +75,7 @@ func top(ctx context.Context, c *call) error {
 	var rows [][]string
 	for _, p := range all {
 		rows = append(rows, []string{strconv.Itoa(p.PID), strconv.Itoa(p.Parent), strconv.Itoa(p.UID),
-			age(p.Started), fmt.Sprintf("%.2f", p.CPU), size(p.Memory), p.Command})
+			age(p.Started), fmt.Sprintf("%.2f", p.CPU), size(p.Memory), printable(p.Command)})
 	}
 	return table(c.cfg.Stdout, "PID PARENT UID AGE CPU MEMORY COMMAND", rows)
 }

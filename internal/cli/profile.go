@@ -9,6 +9,7 @@ import (
 	program "os/exec"
 	"strings"
 	"time"
+	"unicode"
 
 	"dewpoint/internal/api"
 	"dewpoint/internal/spec"
@@ -284,10 +285,10 @@ func largestFiles(w io.Writer, all []spec.FileRead) error {
 	return table(w, "READ SIZE LAYER FILE", rows)
 }
 
-// printable keeps names of files from steering a terminal.
+// printable keeps what others have named from steering a terminal.
 func printable(name string) string {
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
+		if unicode.IsControl(r) {
 			return '?'
 		}
 		return r

@@ -1,11 +1,13 @@
 package server
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,6 +16,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/engine"
 	"dewpoint/internal/spec"
@@ -28,29 +32,56 @@ func (c *containers) Top(ctx context.Context, name string) ([]spec.Process, erro
 	if err != nil {
 		return nil, fmt.Errorf("processes of container %s: %w", name, err)
 	}
-	var all []spec.Process
-	err = filepath.WalkDir(i.CgroupDir("memory"), func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.Name() != "cgroup.procs" {
-			return err
-		}
-		b, err := os.ReadFile(path)
-		for _, pid := range strings.Fields(string(b)) {
-			if p, ok := processOf(pid); ok {
-				all = append(all, p)
-			}
-		}
-		return err
-	})
-	if errors.Is(err, fs.ErrNotExist) { // it has ended meanwhile
-		err = engine.ErrNotRunning
-	}
+	all, err := processes(i.CgroupDir("memory"))
 	if err != nil {
 		return nil, fmt.Errorf("processes of container %s: %w", name, err)
 	}
+	return all, nil
+}
+
+// What Top gives: so many processes, and so many bytes of each command. A container chooses both.
+const (
+	maxProcesses = 4096
+	maxCommand   = 4096
+)
+
+// processes are those of a cgroup and of the cgroups below it, which may come and go meanwhile.
+func processes(cgroup string) (all []spec.Process, err error) {
+	err = filepath.WalkDir(cgroup, func(path string, d fs.DirEntry, err error) error {
+		if err != nil && path == cgroup && errors.Is(err, fs.ErrNotExist) {
+			return engine.ErrNotRunning // it has ended meanwhile
+		}
+		if err != nil || d.Name() != "cgroup.procs" {
+			return passing(err)
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return passing(err)
+		}
+		defer f.Close()
+		lines := bufio.NewScanner(f)
+		for lines.Scan() {
+			if len(all) == maxProcesses {
+				return fs.SkipAll
+			}
+			if p, ok := processOf(lines.Text()); ok {
+				all = append(all, p)
+			}
+		}
+		return passing(lines.Err())
+	})
 	slices.SortFunc(all, func(a, b spec.Process) int {
 		return cmp.Or(a.Started.Compare(b.Started), cmp.Compare(a.PID, b.PID))
 	})
-	return all, nil
+	return all, err
+}
+
+// passing is nil of an error of a cgroup that is gone, or that is threaded: the one above has its processes.
+func passing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil
+	}
+	return err
 }
 
 // ticks are those of a second in proc(5), on every architecture that Linux has with Go.
@@ -78,9 +109,13 @@ func processOf(pid string) (p spec.Process, ok bool) {
 	if st, err := os.Stat(dir); err == nil {
 		p.UID = int(st.Sys().(*syscall.Stat_t).Uid)
 	}
-	if line, _ := os.ReadFile(dir + "/cmdline"); len(line) > 0 {
-		p.Command = string(bytes.ReplaceAll(bytes.TrimRight(line, "\x00"), []byte{0}, []byte{' '}))
+	if f, err := os.Open(dir + "/cmdline"); err == nil {
+		if line, _ := io.ReadAll(io.LimitReader(f, maxCommand)); len(line) > 0 {
+			p.Command = string(bytes.ReplaceAll(bytes.TrimRight(line, "\x00"), []byte{0}, []byte{' '}))
+		}
+		f.Close()
 	}
+	p.Command = strings.ToValidUTF8(p.Command, "?") // or it could not be told
 	p.Started = booted().Add(time.Duration(n(f[19])) * time.Second / ticks)
 	return p, true
 }

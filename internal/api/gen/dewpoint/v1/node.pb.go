@@ -3975,7 +3975,7 @@ func (x *TopRequest) GetName() string {
 
 type TopResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Processes     []*Process             `protobuf:"bytes,1,rep,name=processes,proto3" json:"processes,omitempty"` // in the order of their starts
+	Processes     []*Process             `protobuf:"bytes,1,rep,name=processes,proto3" json:"processes,omitempty"` // in the order of their starts; at most 4,096
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4024,9 +4024,9 @@ type Process struct {
 	Parent        int32                  `protobuf:"varint,2,opt,name=parent,proto3" json:"parent,omitempty"`
 	Uid           uint32                 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`
 	Started       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=started,proto3" json:"started,omitempty"`
-	Cpu           float64                `protobuf:"fixed64,5,opt,name=cpu,proto3" json:"cpu,omitempty"`      // seconds of a processor that it has used
-	Memory        int64                  `protobuf:"varint,6,opt,name=memory,proto3" json:"memory,omitempty"` // bytes of it that are in memory
-	Command       string                 `protobuf:"bytes,7,opt,name=command,proto3" json:"command,omitempty"`
+	Cpu           float64                `protobuf:"fixed64,5,opt,name=cpu,proto3" json:"cpu,omitempty"`       // seconds of a processor that it has used
+	Memory        int64                  `protobuf:"varint,6,opt,name=memory,proto3" json:"memory,omitempty"`  // bytes of it that are in memory
+	Command       string                 `protobuf:"bytes,7,opt,name=command,proto3" json:"command,omitempty"` // its first 4 KiB
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
