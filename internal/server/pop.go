@@ -75,6 +75,7 @@ func (p *popParts) join() (member.Config, error) {
 	if p.auth, err = popAuth(f); err != nil {
 		return out, err
 	}
+	tellRevoked(p.log, p.auth, 0)
 	if p.auth != nil {
 		if p.peers, err = peer.NewClient(peer.Config{Auth: p.auth, Log: p.log}); err != nil {
 			return out, err

@@ -50,12 +50,17 @@ func (r *reloader) apply(c config.Config) {
 
 // revoke has the nodes of the PoP refused that the authority has revoked by now.
 func (r *reloader) revoke() {
-	revoked, closed, err := r.peers.Reread()
-	switch {
-	case err != nil:
+	closed, err := r.peers.Reread()
+	if err != nil {
 		r.log.Error("the lists of revoked certificates are wrong: those in force stay", "err", err)
-	case revoked > 0:
-		r.log.Info("nodes' certificates are revoked", "certificates", revoked, "connections_closed", closed)
+	}
+	tellRevoked(r.log, r.peers, closed)
+}
+
+// tellRevoked says which lists of an authority are in force; without an authority there are none.
+func tellRevoked(log *slog.Logger, auth *peer.Auth, closed int) {
+	if lists, revoked, ok := auth.Revoked(); ok {
+		log.Info("the lists of revoked certificates", "lists", lists, "certificates", revoked, "connections_closed", closed)
 	}
 }
 

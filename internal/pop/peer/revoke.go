@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
@@ -51,19 +52,23 @@ func readTrust(file string) (*trust, error) {
 	return ca, err
 }
 
-// blocks gives what the file has of a kind.
+// blocks gives what the file has of a kind. A block that cannot be read is an error: it may be a list.
 func (ca *trust) blocks(kind string, take func(der []byte) error) error {
 	text, err := os.ReadFile(ca.file)
 	if err != nil {
 		return err
 	}
+	broken := bytes.Count(text, []byte("-----BEGIN "))
 	for b, rest := pem.Decode(text); b != nil; b, rest = pem.Decode(rest) {
-		if b.Type != kind {
+		if broken--; b.Type != kind {
 			continue
 		}
 		if err := take(b.Bytes); err != nil {
 			return err
 		}
+	}
+	if broken > 0 {
+		return fmt.Errorf("%d of its PEM blocks cannot be read: copy the file again", broken)
 	}
 	return nil
 }
@@ -165,25 +170,36 @@ func (c *kept) Close() error {
 	return c.Conn.Close()
 }
 
-// Reread reads the authority's lists of revoked certificates again, and closes the connections with nodes
-// that are on one now. revoked is how many certificates the lists have, closed how many connections it
-// ended. After an error the lists of before count on. The authority itself is not read again.
-func (a *Auth) Reread() (revoked, closed int, err error) {
+// Revoked is how many lists of revoked certificates are in force, and how many certificates they have. ok is
+// false where there is no authority.
+func (a *Auth) Revoked() (lists, certificates int, ok bool) {
 	if a == nil || a.ca == nil {
-		return 0, 0, nil
+		return 0, 0, false
+	}
+	a.ca.mu.Lock()
+	defer a.ca.mu.Unlock()
+	for _, serials := range a.ca.lists {
+		certificates += len(serials)
+	}
+	return len(a.ca.lists), certificates, true
+}
+
+// Reread reads the authority's lists of revoked certificates again, and closes the connections with nodes
+// that are on one now. closed is how many connections it ended. After an error the lists of before count on.
+// The authority itself is not read again.
+func (a *Auth) Reread() (closed int, err error) {
+	if a == nil || a.ca == nil {
+		return 0, nil
 	}
 	l, err := a.ca.readLists()
 	if err != nil {
-		return 0, 0, fmt.Errorf("pop ca %s: %w", a.ca.file, err)
-	}
-	for _, serials := range l {
-		revoked += len(serials)
+		return 0, fmt.Errorf("pop ca %s: %w", a.ca.file, err)
 	}
 	cut, err := a.ca.change(l)
 	for _, c := range cut {
 		c.Close()
 	}
-	return revoked, len(cut), err
+	return len(cut), err
 }
 
 // change puts lists into force, and gives the connections that end by them.

@@ -96,8 +96,8 @@ func TestRevoked(t *testing.T) {
 	check(t, err)
 
 	ca.revoke(nil, 3)
-	revoked, closed, err := good.Reread()
-	if err != nil || revoked != 1 || closed != 3 {
+	closed, err := good.Reread()
+	if _, revoked, _ := good.Revoked(); err != nil || revoked != 1 || closed != 3 {
 		t.Errorf("%d revoked, %d closed, %v", revoked, closed, err)
 	}
 	wants(t, soon(t, asClient), ErrAway, io.ErrUnexpectedEOF)
@@ -154,10 +154,16 @@ func TestWrongLists(t *testing.T) {
 			ca.revoke(func(l *x509.RevocationList) { l.RevokedCertificateEntries[0].ExtraExtensions = critical }, 9)
 		},
 		"malformed tbs crl": func() { ca.write(own, pemBlock("X509 CRL", []byte{48, 0})) },
-		"no such file":      func() { check(t, os.Remove(ca.file)) },
+		"1 of its PEM blocks": func() { // the end is missing, or a line is not base64
+			ca.write(own, strings.Replace(mustRead(t, ca.file)[len(own):], "-----END", "", 1))
+		},
+		"blocks cannot be read": func() {
+			ca.write(own, strings.Replace(mustRead(t, ca.file)[len(own):], "CRL-----\n", "CRL-----\n*", 1))
+		},
+		"no such file": func() { check(t, os.Remove(ca.file)) },
 	} {
 		write()
-		if _, _, err := good.Reread(); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := good.Reread(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, and not %q", err, want)
 		}
 		wants(t, askOnce(t, bad, addr, id), ErrRefused)
@@ -169,9 +175,13 @@ func TestWrongLists(t *testing.T) {
 	if _, err := readTrust(ca.file); err == nil || !strings.Contains(err.Error(), "has signed it") {
 		t.Errorf("a start with a list of another authority: %v", err)
 	}
+	ca.write(own, pemBlock("X509 CRL", []byte{48, 0})[:30])
+	if _, err := readTrust(ca.file); err == nil || !strings.Contains(err.Error(), "PEM blocks") {
+		t.Errorf("a start with half a list: %v", err)
+	}
 	// What an older list does not have any more is not revoked.
 	ca.revoke(nil)
-	_, _, err := good.Reread()
+	_, err := good.Reread()
 	check(t, err)
 	check(t, askOnce(t, bad, addr, id))
 }
@@ -199,7 +209,7 @@ func TestRevokedIssuer(t *testing.T) {
 	_, addr := serve(t, Config{Auth: good, Content: n})
 	try := func(want error) {
 		t.Helper()
-		_, _, err := good.Reread()
+		_, err := good.Reread()
 		check(t, err)
 		wants(t, askOnce(t, asks, addr, id), want)
 	}
@@ -255,8 +265,8 @@ func TestOperatorsRecipe(t *testing.T) {
 	_, addr := serve(t, Config{Auth: n1, Content: n})
 	check(t, askOnce(t, n3, addr, id))
 	run(scripts[1][1])
-	revoked, closed, err := n1.Reread()
-	if err != nil || revoked != 1 || closed != 1 {
+	closed, err := n1.Reread()
+	if _, revoked, _ := n1.Revoked(); err != nil || revoked != 1 || closed != 1 {
 		t.Errorf("%d revoked, %d closed, %v", revoked, closed, err)
 	}
 	wants(t, askOnce(t, n3, addr, id), ErrRefused)
