@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -359,6 +360,24 @@ func TestRevive(t *testing.T) {
 		}
 		if err := y.Revive(ctx, ids[1]); err != nil || y.HasLayer(ctx, ids[1]) {
 			t.Errorf("damaged files are shown again: %v", err)
+		}
+		// So it does if another node puts it back while it is being taken out.
+		if err := y.Revive(ctx, ids[0]); err != nil {
+			t.Error(err)
+		}
+		back := 0
+		z := b.open(pop.StoreConfig{Node: "z", FS: &hooked{FS: pop.NewDir(b.dir, 0), before: func(op, name string) error {
+			if op != "rename" || back > 0 || path.Dir(name) != "trash" {
+				return nil
+			}
+			back++
+			return y.Revive(ctx, ids[0])
+		}}})
+		if l, err = z.Record(ctx, ids[0]); err == nil {
+			err = z.Quarantine(ctx, l)
+		}
+		if err != nil || back != 1 || y.HasLayer(ctx, ids[0]) {
+			t.Errorf("put back %d times, a damaged layer is in sight: %v, %v", back, y.HasLayer(ctx, ids[0]), err)
 		}
 	})
 }

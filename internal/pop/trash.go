@@ -113,17 +113,25 @@ func (bin *trash) takeOut(ctx context.Context, l *Layer, kind string) error {
 	if errors.Is(err, ErrUnknown) || err == nil && now.Name != l.Name {
 		return nil
 	}
-	trash, err := bin.hide(ctx, l.DiffID, l.Name)
-	if err != nil || trash == "" {
-		return err
-	}
-	// If it was published anew a moment ago, that is what was hidden.
-	if hidden, err := bin.records.readRecord(ctx, trash); err == nil && hidden.Name != l.Name {
-		return bin.putBack(ctx, l.DiffID, trash)
-	}
-	// From here on a sweep does not put it back.
-	if _, err := bin.kill(ctx, trash, l.Name); unlessGone(err) != nil {
-		return err
+	for first := true; ; first = false {
+		trash, err := bin.hide(ctx, l.DiffID, l.Name)
+		if err != nil || trash == "" && first {
+			return err
+		}
+		if trash == "" { // a sweep has it
+			break
+		}
+		// If it was published anew a moment ago, that is what was hidden.
+		if hidden, err := bin.records.readRecord(ctx, trash); err == nil && hidden.Name != l.Name {
+			return bin.putBack(ctx, l.DiffID, trash)
+		}
+		// From here on nobody puts it back. If somebody just has (Revive, a sweep), it is hidden again.
+		if _, err = bin.kill(ctx, trash, l.Name); err == nil {
+			break
+		}
+		if unlessGone(err) != nil {
+			return err
+		}
 	}
 	bin.notes.noteLost(ctx, l.DiffID, kind == Damaged)
 	e := Event{Kind: kind, Key: l.DiffID.String()}
