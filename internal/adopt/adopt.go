@@ -137,7 +137,7 @@ func (a *Adopter) find(ctx context.Context) ([]found, error) {
 				Size: t.Size}, []string{ns.Name}})
 		}
 	}
-	all = slices.DeleteFunc(all, func(f found) bool { return f.ref.Tag == "" && tagged(all, f.target.Digest) })
+	all = joinUntagged(all)
 	slices.SortFunc(all, func(a, b found) int { return cmp.Compare(a.ref.String(), b.ref.String()) })
 	return all, nil
 }
@@ -153,8 +153,25 @@ func add(all []found, f found) []found {
 	return append(all, f)
 }
 
-func tagged(all []found, d digest.Digest) bool {
-	return slices.ContainsFunc(all, func(f found) bool { return f.ref.Tag != "" && f.target.Digest == d })
+// joinUntagged leaves out the images by their digests alone that have a tag as well, in whichever namespace.
+// Their namespaces count as the tag's: they have the image.
+func joinUntagged(all []found) []found {
+	tagged := func(f found) int {
+		return slices.IndexFunc(all, func(t found) bool { return t.ref.Tag != "" && t.target.Digest == f.target.Digest })
+	}
+	untagged := func(f found) bool { return f.ref.Tag == "" && tagged(f) >= 0 }
+	for _, f := range all {
+		if !untagged(f) {
+			continue
+		}
+		to := &all[tagged(f)].namespaces
+		for _, ns := range f.namespaces {
+			if !slices.Contains(*to, ns) {
+				*to = append(*to, ns)
+			}
+		}
+	}
+	return slices.DeleteFunc(all, untagged)
 }
 
 // load reads the image's documents, and verifies them.
@@ -231,6 +248,9 @@ func (a *Adopter) price(ctx context.Context, f found, img *image.Image, told *sp
 // unpackedHere reports whether every namespace that has the image has it from dewd's layers.
 func (a *Adopter) unpackedHere(ctx context.Context, f found, img *image.Image) bool {
 	chains := img.ChainIDs()
+	if len(chains) == 0 {
+		return true
+	}
 	for _, ns := range f.namespaces {
 		_, err := a.cfg.Containerd.Snapshots.Stat(containerd.InNamespace(ctx, ns),
 			&snapshotsapi.StatSnapshotRequest{Snapshotter: snapshotter, Key: chains[len(chains)-1].String()})
@@ -286,7 +306,7 @@ const tellEvery = time.Second
 // adopt brings the image's layers and gives them to those that have the image. told becomes what it has cost.
 func (a *Adopter) adopt(ctx context.Context, f found, img *image.Image, told *spec.Adoption,
 	emit func(spec.Adoption) error) error {
-	if known := a.cfg.Catalog.Get(f.ref); known != nil && known.Target.Digest != f.target.Digest {
+	if known := a.cfg.Catalog.Get(f.ref); known != nil && known.Target.Digest != f.target.Digest && a.has(known) {
 		return fmt.Errorf("dewd has another image by this name, %s: remove that one first (dew rmi)",
 			known.Target.Digest)
 	}
@@ -329,6 +349,15 @@ func (a *Adopter) adopt(ctx context.Context, f found, img *image.Image, told *sp
 	}
 	a.settle(img, pull, told)
 	return nil
+}
+
+// has reports whether all layers of an image are here, complete or partial; an adoption that failed may have
+// left less.
+func (a *Adopter) has(img *image.Image) bool {
+	return !slices.ContainsFunc(img.Unique(), func(l image.Layer) bool {
+		_, err := a.cfg.Layers.Peek(l.DiffID)
+		return err != nil && a.cfg.Layers.Partial(l.DiffID) == nil
+	})
 }
 
 // settle says what it has cost.
