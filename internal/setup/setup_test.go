@@ -2,6 +2,7 @@ package setup
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"os"
 	"os/exec"
@@ -152,14 +153,22 @@ func TestTargets(t *testing.T) {
 // What others write below dewd's lines, or in their place, stays in its table.
 func TestUndoAmongOthersLines(t *testing.T) {
 	const cri = "[plugins.'io.containerd.grpc.v1.cri'.containerd]"
-	for name, c := range map[string]struct{ before, old, change, want string }{
+	for name, c := range map[string]struct {
+		before, old, change, want string
+		of                        version
+	}{
+		"below dewd's plugin": {"version = 2\n", "  enable_remote_snapshot_annotations = \"true\"" + mark + "\n",
+			"  enable_remote_snapshot_annotations = \"true\"" + mark + "\n    other = \"1\"\n", "version = 2\n",
+			version{2, 0, 0}},
+		"in dewd's plugin": {"version = 2\n", "  type = \"snapshot\"" + mark + "\n",
+			"  platform = \"linux\"\n  # what it is\n", "version = 2\n  # what it is\n", version{}},
 		"below a table of dewd's": {"version = 2\n", "disable_snapshot_annotations = false" + mark + "\n",
 			"disable_snapshot_annotations = false" + mark + "\n  other = 1\n",
-			"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n  other = 1\n"},
+			"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n  other = 1\n", version{}},
 		"a value of his own": {"version = 2\n" + cri + "\n  snapshotter = \"native\"\n", "  snapshotter = \"dewpoint\"" + mark,
-			"  snapshotter = \"stargz\"", "version = 2\n" + cri + "\n  snapshotter = \"stargz\"\n"},
+			"  snapshotter = \"stargz\"", "version = 2\n" + cri + "\n  snapshotter = \"stargz\"\n", version{}},
 	} {
-		text, err := containerdConfig([]byte(c.before), version{1, 6, 20}, socket)
+		text, err := containerdConfig([]byte(c.before), cmp.Or(c.of, version{1, 6, 20}), socket)
 		if err != nil || !strings.Contains(string(text), c.old) {
 			t.Fatalf("%s: %v\n%s", name, err, text)
 		}

@@ -136,27 +136,34 @@ func holds(whole, part map[string]any, sets []set, at []string) bool {
 }
 
 // undo takes back what edit has done. What others have written since stays: their keys keep the table that
-// edit has made, and their value of a key stays in place of the one that there was before. gone says that
-// nothing is left of a file that edit had made.
+// edit has made, and their value of a key stays in place of the one that there was before. What they have
+// written into dewpoint's own plugins goes, for without these it means nothing. gone says that nothing is left
+// of a file that edit had made.
 func undo(text []byte) (out []byte, gone bool) {
 	var lines []string
-	made, cut := false, false
+	made, cut, own := false, false, false // own: these lines are of a plugin of dewpoint's
 	all := splitLines(text)
 	for i, l := range all {
+		text := strings.TrimSpace(l)
+		begins := strings.HasPrefix(text, "[")
+		if begins {
+			h := header(l)
+			own = strings.HasSuffix(l, mark) && len(h) > 1 && h[0] == "proxy_plugins"
+		}
 		switch {
 		case l == created:
 			made = true
 		case l == unended:
 			cut = true
 		case strings.HasSuffix(l, mark):
-			if strings.HasPrefix(l, "[") && othersKeys(all[i+1:]) {
+			if begins && !own && othersKeys(all[i+1:]) {
 				lines = append(lines, strings.TrimSuffix(l, mark))
 			}
 		case strings.HasPrefix(l, kept):
 			if !setByOthers(all, i) {
 				lines = append(lines, strings.TrimPrefix(l, kept))
 			}
-		default:
+		case !own || text == "" || strings.HasPrefix(text, "#"):
 			lines = append(lines, l)
 		}
 	}
