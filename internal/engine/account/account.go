@@ -42,6 +42,10 @@ func Lookup(spec string, read func(name string) ([]byte, error)) (User, error) {
 	if err != nil {
 		return User{}, fmt.Errorf("user %q: %w", spec, err)
 	}
+	if x.Uid < 0 || x.Uid > math.MaxInt32 || x.Gid < 0 || x.Gid > math.MaxInt32 {
+		return User{}, fmt.Errorf("user %q: the image's passwd has %d:%d, and an ID is at most %d", spec, x.Uid, x.Gid,
+			math.MaxInt32)
+	}
 	u := User{UID: uint32(x.Uid), GID: uint32(x.Gid)}
 	for _, g := range x.Sgids {
 		if g >= 0 && g <= math.MaxInt32 {

@@ -114,6 +114,16 @@ func TestUnmountedStaysInside(t *testing.T) {
 	}
 }
 
+// A passwd that anybody may have written makes nobody root.
+func TestIDsAreBounded(t *testing.T) {
+	for _, ids := range []string{"4294967296:1", "1:4294967296", "-1:1", "1:-4294967296"} {
+		u, err := Lookup("web", func(string) ([]byte, error) { return []byte("web:x:" + ids + "::/:\n"), nil })
+		if err == nil {
+			t.Errorf("%s is %+v", ids, u)
+		}
+	}
+}
+
 func FuzzAccounts(f *testing.F) {
 	f.Add("web:app", "root:x:0:0::/:\nweb:x:33:33::/:\n", "app:x:40:web\n")
 	f.Fuzz(func(t *testing.T, spec, passwd, group string) {
