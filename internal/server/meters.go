@@ -110,7 +110,7 @@ func (m *meters) measurePoP() {
 		{"evicted_layers_total", "Layers that this node evicted from the PoP's store.", func(s member.Stats) int64 {
 			return s.Evicted
 		}},
-		{"evicted_bytes_total", "Bytes that this node evicted there; they are deleted a minute later.",
+		{"evicted_bytes_total", "Bytes that this node evicted there; they are deleted a minute later unless they come back.",
 			func(s member.Stats) int64 { return s.EvictedSize }},
 		{"verified_layers_total", "Layers of the PoP's store that this node has read and compared.",
 			func(s member.Stats) int64 { return s.Verified }},

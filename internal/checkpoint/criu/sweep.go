@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -42,7 +43,7 @@ func mappedBy(pid int) (files []string) {
 	b, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "maps"))
 	for line := range bytes.Lines(b) {
 		if at := bytes.IndexByte(line, '/'); at >= 0 {
-			files = append(files, string(bytes.TrimSpace(line[at:])))
+			files = append(files, strings.TrimSuffix(string(bytes.TrimSpace(line[at:])), " (deleted)"))
 		}
 	}
 	return slices.Compact(files)

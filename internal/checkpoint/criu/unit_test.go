@@ -98,6 +98,9 @@ func TestSweepYards(t *testing.T) {
 		t.Fatal(err)
 	}
 	testkit.Eventually(t, "CRIU is seen by its program", func() bool { return isCRIU(titled.Process.Pid) })
+	if err := os.Remove(script); err != nil || !isCRIU(titled.Process.Pid) {
+		t.Errorf("a CRIU whose program was replaced is none: %v", err)
+	}
 	in.Close()
 	_ = titled.Wait()
 }
