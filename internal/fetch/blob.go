@@ -34,6 +34,7 @@ type blob struct {
 	routed bool // the route gives the layer's tar
 	// the stored blob is read, and it was wrong
 	fromStored, storedWrong bool
+	hurry                   func() // unless nil, has the stored blob be read at once
 
 	class link.Class // that it moves in: the least of base and waits
 	// of the pulls that want it, for as long as it lasts
@@ -163,6 +164,9 @@ func (b *blob) reclass() {
 		if b.waits[w] > 0 {
 			c = min(c, w)
 		}
+	}
+	if c < link.Background && b.hurry != nil {
+		b.hurry()
 	}
 	was := b.class
 	if b.class = c; b.turn == nil || c == was {

@@ -66,7 +66,8 @@ type common struct {
 	end   context.CancelFunc
 	work  sync.WaitGroup // what goes on behind starts that are over
 	stats lazyStats
-	// storing bounds the layers that are filled from stored blobs at once: no link holds them back
+	// storing bounds the layers of class Background that are filled from stored blobs at once: no link holds
+	// them back
 	storing *semaphore.Weighted
 }
 

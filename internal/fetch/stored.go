@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/layer"
 
@@ -68,30 +69,40 @@ func (b *blob) avoidStored() {
 // openStored gives the stored blob from an offset on; nil, nil says that the layer does not come from there,
 // or that the blob has gone since.
 func (b *blob) openStored(ctx context.Context, offset int64) (io.ReadCloser, error) {
+	waiting, hurry := context.WithCancel(ctx)
+	defer hurry()
 	b.mu.Lock()
 	from := b.fromStored
+	if b.hurry = hurry; b.class < link.Background {
+		hurry()
+	}
 	b.mu.Unlock()
 	if !from {
 		return nil, nil
 	}
-	if err := b.c.storing.Acquire(ctx, 1); err != nil {
+	release := func() {}
+	if b.c.storing.Acquire(waiting, 1) == nil {
+		release = sync.OnceFunc(func() { b.c.storing.Release(1) })
+	}
+	if ctx.Err() != nil {
+		release()
 		return nil, context.Cause(ctx)
 	}
 	f := b.c.stored(b.l)
 	if f == nil {
-		b.c.storing.Release(1)
+		release()
 		b.avoidStored()
 		return nil, nil
 	}
-	return &storedBlob{File: f, Reader: io.NewSectionReader(f, offset, b.l.Size-offset), b: b}, nil
+	return &storedBlob{File: f, Reader: io.NewSectionReader(f, offset, b.l.Size-offset), b: b, release: release}, nil
 }
 
 // storedBlob is a stored blob that is read. What cannot be read is fetched.
 type storedBlob struct {
 	*os.File
 	io.Reader
-	b    *blob
-	once sync.Once
+	b       *blob
+	release func()
 }
 
 func (s *storedBlob) Read(p []byte) (int, error) {
@@ -105,7 +116,7 @@ func (s *storedBlob) Read(p []byte) (int, error) {
 }
 
 func (s *storedBlob) Close() error {
-	s.once.Do(func() { s.b.c.storing.Release(1) })
+	s.release()
 	return s.File.Close()
 }
 

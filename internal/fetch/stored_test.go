@@ -1,14 +1,18 @@
 package fetch
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 
+	"dewpoint/internal/fetch/link"
 	"dewpoint/internal/image"
 	"dewpoint/internal/registry"
+	"dewpoint/testkit"
 	"dewpoint/testkit/registrytest"
 
 	"github.com/opencontainers/go-digest"
@@ -86,9 +90,26 @@ func TestAdopt(t *testing.T) {
 	b.cfg.Stored = dir
 	dir.keep(t, b, p, asIs)
 	b.reg.Forget()
+	// Others' adoptions take what there is of it: this one waits, until somebody waits for the image.
+	slots := int64(runtime.GOMAXPROCS(0))
+	b.must(b.storing.Acquire(t.Context(), slots))
+	defer b.storing.Release(slots)
 	pull, err := b.Adopt(t.Context(), img)
 	b.must(err)
-	b.must(pull.WaitComplete(t.Context()))
+	testkit.Eventually(t, "the adoption has its turn", func() bool {
+		pull.blobs[0].mu.Lock()
+		defer pull.blobs[0].mu.Unlock()
+		return pull.blobs[0].hurry != nil
+	})
+	if n := pull.blobs[0].had.Load(); n != 0 {
+		t.Errorf("%d bytes were read while others adopt", n)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Limit)
+	defer cancel()
+	for _, l := range pull.blobs {
+		l.raise(link.Startup, true)
+	}
+	b.must(pull.WaitComplete(ctx))
 	if here, _ := b.PullIsLocal(img.Ref, Options{Local: true}); !here || len(b.reg.Requests()) > 0 {
 		t.Errorf("here %t, after %d requests", here, len(b.reg.Requests()))
 	}
