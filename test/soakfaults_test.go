@@ -168,7 +168,7 @@ func shortOfMemory(s *soak, i, at int) func() {
 			s.t.Logf("the kernel has killed the dewd of n%d", i+1)
 			s.must(s.KillDewd(s.t.Context(), i))
 			s.must(s.StartDewd(s.t.Context(), i))
-		default:
+		case <-time.After(time.Second): // a kill is noticed by then
 		}
 	}
 }

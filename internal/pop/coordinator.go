@@ -191,7 +191,8 @@ type Member struct {
 	Twin string `json:"-"`
 }
 
-// Hits counts where a node's layers came from since it started.
+// Hits counts where a node's layers came from since it started. Registry is what nothing of the PoP had: its
+// blob may lie in containerd's content store for all that.
 type Hits struct {
 	Local         int64 `json:"local,omitempty"`
 	Store         int64 `json:"store,omitempty"`
