@@ -157,7 +157,9 @@ func add(all []found, f found) []found {
 // Their namespaces count as the tag's: they have the image.
 func joinUntagged(all []found) []found {
 	tagged := func(f found) int {
-		return slices.IndexFunc(all, func(t found) bool { return t.ref.Tag != "" && t.target.Digest == f.target.Digest })
+		return slices.IndexFunc(all, func(t found) bool {
+			return t.ref.Tag != "" && t.target.Digest == f.target.Digest
+		})
 	}
 	untagged := func(f found) bool { return f.ref.Tag == "" && tagged(f) >= 0 }
 	for _, f := range all {
@@ -306,7 +308,8 @@ const tellEvery = time.Second
 // adopt brings the image's layers and gives them to those that have the image. told becomes what it has cost.
 func (a *Adopter) adopt(ctx context.Context, f found, img *image.Image, told *spec.Adoption,
 	emit func(spec.Adoption) error) error {
-	if known := a.cfg.Catalog.Get(f.ref); known != nil && known.Target.Digest != f.target.Digest && a.has(known) {
+	known := a.cfg.Catalog.Get(f.ref)
+	if known != nil && known.Target.Digest != f.target.Digest && a.has(known) {
 		return fmt.Errorf("dewd has another image by this name, %s: remove that one first (dew rmi)",
 			known.Target.Digest)
 	}
@@ -351,8 +354,8 @@ func (a *Adopter) adopt(ctx context.Context, f found, img *image.Image, told *sp
 	return nil
 }
 
-// has reports whether all layers of an image are here, complete or partial; an adoption that failed may have
-// left less.
+// has reports whether all layers of an image are here, complete or partial; an adoption that failed may
+// have left less.
 func (a *Adopter) has(img *image.Image) bool {
 	return !slices.ContainsFunc(img.Unique(), func(l image.Layer) bool {
 		_, err := a.cfg.Layers.Peek(l.DiffID)

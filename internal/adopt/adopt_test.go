@@ -35,7 +35,7 @@ func TestJoinUntagged(t *testing.T) {
 	}
 }
 
-// An image without layers has no snapshot that a namespace could lack; of one with layers dewd has nothing yet.
+// An image without layers has no snapshot that a namespace could lack.
 func TestWithoutLayers(t *testing.T) {
 	store, err := layer.Open(layer.Config{Dir: t.TempDir()})
 	if err != nil {

@@ -94,7 +94,8 @@ func (b *blob) openStored(ctx context.Context, offset int64) (io.ReadCloser, err
 		b.avoidStored()
 		return nil, nil
 	}
-	return &storedBlob{File: f, Reader: io.NewSectionReader(f, offset, b.l.Size-offset), b: b, release: release}, nil
+	r := io.NewSectionReader(f, offset, b.l.Size-offset)
+	return &storedBlob{File: f, Reader: r, b: b, release: release}, nil
 }
 
 // storedBlob is a stored blob that is read. What cannot be read is fetched.

@@ -137,8 +137,8 @@ func holds(whole, part map[string]any, sets []set, at []string) bool {
 
 // undo takes back what edit has done. What others have written since stays: their keys keep the table that
 // edit has made, and their value of a key stays in place of the one that there was before. What they have
-// written into dewpoint's own plugins goes, for without these it means nothing. gone says that nothing is left
-// of a file that edit had made.
+// written into dewpoint's own plugins goes, for without these it means nothing. gone says that nothing is
+// left of a file that edit had made.
 func undo(text []byte) (out []byte, gone bool) {
 	var lines []string
 	made, cut, own := false, false, false // own: these lines are of a plugin of dewpoint's
