@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"strconv"
 	"strings"
@@ -131,6 +132,9 @@ func fromHealth(hc *Health) (ReadyCheck, error) {
 		return ReadyCheck{}, fmt.Errorf("%w; give --ready", err)
 	}
 	h := hc.Defaults()
-	return ReadyCheck{Kind: ReadyCommand, Args: args, TryTimeout: h.Timeout,
-		Patience: h.StartPeriod + time.Duration(h.Retries)*h.Interval}, nil
+	patience := time.Duration(math.MaxInt64)
+	if h.Interval <= (patience-h.StartPeriod)/time.Duration(h.Retries) {
+		patience = h.StartPeriod + time.Duration(h.Retries)*h.Interval
+	}
+	return ReadyCheck{Kind: ReadyCommand, Args: args, TryTimeout: h.Timeout, Patience: patience}, nil
 }

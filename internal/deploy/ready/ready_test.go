@@ -353,3 +353,27 @@ func FuzzProc(f *testing.F) {
 		}
 	})
 }
+
+// FuzzImageHealthcheck takes the configuration of an image.
+func FuzzImageHealthcheck(f *testing.F) {
+	f.Add([]byte(`{"config":{"Healthcheck":{"Test":["CMD-SHELL","a"],"Interval":5,"Retries":2}}}`))
+	f.Add([]byte(`{"config":{"Healthcheck":{"Test":["CMD","a"],"Interval":9223372036854775807,"Retries":2}}}`))
+	f.Add([]byte(`{"config":{"Healthcheck":{"Test":["NONE"],"Timeout":-1}}}`))
+	f.Fuzz(func(t *testing.T, config []byte) {
+		hc, err := ImageHealthcheck(config)
+		if err != nil || hc.None() {
+			return
+		}
+		if d := hc.Defaults(); d.Interval <= 0 || d.Timeout <= 0 || d.StartInterval <= 0 ||
+			d.StartPeriod < 0 || d.Retries <= 0 {
+			t.Fatalf("%+v", d)
+		}
+		c, err := spec.ParseReadyCheck("", hc)
+		if (err == nil) != (hc.Fits() == nil) && len(strings.Join(hc.Test, " ")) <= 3000 {
+			t.Fatalf("%+v: %v, %v", hc, err, hc.Fits())
+		}
+		if err == nil && (len(c.Args) == 0 || c.Patience <= 0 || c.TryTimeout <= 0) {
+			t.Fatalf("%+v gives %+v", hc, c)
+		}
+	})
+}
