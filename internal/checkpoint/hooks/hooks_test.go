@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -275,6 +276,36 @@ func FuzzWords(f *testing.F) {
 		again, err := words(quoted)
 		if err != nil || !slices.Equal(all, again) {
 			t.Errorf("%q gives %q, and quoted %q (%v)", s, all, again, err)
+		}
+	})
+}
+
+// FuzzReports takes what a container has put where its agents report.
+func FuzzReports(f *testing.F) {
+	f.Add("java-1", "G ok\n")
+	f.Add("py-1-2", "G it went wrong\xff")
+	f.Add("-", "")
+	f.Add("\x8c-", "G \xff")
+	f.Fuzz(func(t *testing.T, name, report string) {
+		root := t.TempDir()
+		agents := filepath.Join(root, StateDir, "agents")
+		if err := os.MkdirAll(agents, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if strings.ContainsAny(name, "/\x00") || os.WriteFile(filepath.Join(agents, name), []byte(report), 0o600) != nil {
+			return
+		}
+		state, err := open(root, StateDir, unix.O_DIRECTORY)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer state.Close()
+		waiting, err := unanswered(state, root, "G")
+		if len(waiting) > 0 && (err != nil || waiting[0] != name || strings.HasPrefix(report, "G ok")) {
+			t.Errorf("waits for %q: %v", waiting, err)
+		}
+		if err != nil && (!utf8.ValidString(err.Error()) || len(err.Error()) > 2048) {
+			t.Errorf("%q", err)
 		}
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 )
@@ -132,7 +133,7 @@ func living(state *os.File, root string) ([]string, error) {
 	hasProc := exists(root, "/proc/1")
 	return slices.DeleteFunc(names, func(name string) bool {
 		parts := strings.Split(name, "-")
-		return strings.HasSuffix(name, ".tmp") || len(parts) < 2 ||
+		return strings.HasSuffix(name, ".tmp") || len(parts) < 2 || !utf8.ValidString(name) ||
 			hasProc && !exists(root, path.Join("/proc", path.Base(parts[1])))
 	}), nil
 }
