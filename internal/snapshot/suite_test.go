@@ -16,6 +16,7 @@ import (
 
 	"dewpoint/internal/layer/mount"
 	"dewpoint/internal/snapshot"
+	"dewpoint/internal/spec"
 	"dewpoint/testkit/snapshottest"
 )
 
@@ -23,26 +24,31 @@ import (
 // overlay snapshotter makes them; by this name the suite knows that such mounts
 // do not rename directories of lower layers.
 func TestSuite(t *testing.T) {
-	testsuite.SnapshotterSuite(t, "overlayfs", suiteOf(t, nil, false))
+	testsuite.SnapshotterSuite(t, "overlayfs", suiteOf(t, mount.EROFS, nil, false))
 }
 
 // TestSuiteWhole leaves out nothing: with redirect_dir, directories of lower
 // layers can be renamed too.
 func TestSuiteWhole(t *testing.T) {
-	testsuite.SnapshotterSuite(t, "dewpoint", suiteOf(t, []string{"redirect_dir=on"}, false))
+	testsuite.SnapshotterSuite(t, "dewpoint", suiteOf(t, mount.EROFS, []string{"redirect_dir=on"}, false))
 }
 
 // TestSuiteOnImageLayers turns every snapshot that the suite commits into an
-// image layer, so that all of it stands on mounted layers.
+// image layer, so that all of it stands on mounted layers. In the
+// suites above no backend mounts anything.
 func TestSuiteOnImageLayers(t *testing.T) {
-	testsuite.SnapshotterSuite(t, "overlayfs", suiteOf(t, nil, true))
+	for _, backend := range spec.Mounts {
+		t.Run(backend, func(t *testing.T) {
+			testsuite.SnapshotterSuite(t, "overlayfs", suiteOf(t, backend, nil, true))
+		})
+	}
 }
 
-func suiteOf(t *testing.T, overlay []string, layers bool) testsuite.SnapshotterFunc {
+func suiteOf(t *testing.T, backend string, overlay []string, layers bool) testsuite.SnapshotterFunc {
 	return func(ctx context.Context, root string) (snapshots.Snapshotter, func() error, error) {
 		dir := t.TempDir()
 		store := snapshottest.New(dir)
-		backend, err := mount.New(mount.EROFS)
+		backend, err := mount.New(backend)
 		if err != nil {
 			return nil, nil, err
 		}
