@@ -429,6 +429,11 @@ func TestNameOfAnother(t *testing.T) {
 		"kill":    func(name string) error { return mine.Kill(ctx, name, "") },
 		"update":  func(name string) error { return mine.Update(ctx, name, spec.Update{Memory: new(int64)}) },
 		"remove":  func(name string) error { return mine.Remove(ctx, name, true) },
+		"top":     func(name string) error { _, err := mine.Top(ctx, name); return err },
+		"attach": func(name string) error {
+			_, err := mine.Attach(ctx, name, spec.Size{}, spec.ExecIO{Stdout: io.Discard})
+			return err
+		},
 	} {
 		if err := n.deploy(call, "cert:mine"); err != nil {
 			t.Fatal(err)

@@ -1,9 +1,12 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"io"
 	"testing"
+
+	"dewpoint/testkit"
 )
 
 // An ID is of one container: nothing that is asked of it happens to another one that has its name by now.
@@ -28,8 +31,11 @@ func TestIDIsOfOneContainer(t *testing.T) {
 	_, inspected := b.Inspect(ctx, first.ID())
 	_, ran := b.Exec(ctx, first.ID(), ExecSpec{Args: []string{"/probe", "exit", "0"}})
 	_, waited := b.Wait(ctx, first.ID())
+	soon, cancel := context.WithTimeout(ctx, testkit.Limit)
+	defer cancel()
+	_, attached := b.Attach(soon, first.ID(), AttachSpec{})
 	for what, err := range map[string]error{
-		"inspect": inspected, "exec": ran, "wait": waited,
+		"inspect": inspected, "exec": ran, "wait": waited, "attach": attached,
 		"stop":   b.Stop(ctx, first.ID(), 0),
 		"kill":   b.Kill(ctx, first.ID(), 9),
 		"start":  b.StartAnew(ctx, first.ID(), nil, nil),
