@@ -264,6 +264,43 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
+// FuzzNotes takes what other nodes have noted in the store: what they could not restore, that they live, what
+// they have verified, and which store it is.
+func FuzzNotes(f *testing.F) {
+	st, dir := hostile(f)
+	id := digest.NewDigestFromEncoded(digest.SHA256, emptyHex)
+	for _, seed := range []string{`{"count":1,"why":"x"}`, `{"boot":"a","beat":1}`, `{"count":-1}`, "null", "[]",
+		`{"node":"n","at":1,"name":"` + emptyHex + `.1.A"}`, `{"version":1,"id":"../x"}`} {
+		f.Add([]byte(seed))
+	}
+	for _, d := range []string{"failed", "nodes", "verified", "layers"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
+			f.Fatal(err)
+		}
+	}
+	empty, l := f.TempDir(), &pop.Layer{DiffID: id, Name: emptyHex + ".1.A"}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, file := range []string{filepath.Join(dir, "failed", emptyHex+".n"), filepath.Join(dir, "nodes", "n.json"),
+			filepath.Join(dir, "verified", emptyHex), filepath.Join(empty, "dewpoint.json")} {
+			if err := os.WriteFile(file, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		all, err := st.Failures(t.Context())
+		if err != nil || len(all[id]) > 1 || len(all[id]) == 1 && all[id]["n"].Count <= 0 {
+			t.Errorf("%+v, %v", all, err)
+		}
+		if v, err := st.Verified(t.Context(), l); err == nil && v.Name != l.Name {
+			t.Errorf("%+v", v)
+		}
+		_ = st.Listen(t.Context())
+		_, err = pop.OpenStore(t.Context(), pop.StoreConfig{FS: pop.NewDir(empty, 0), Node: "x", ID: "a"})
+		if err == nil && !strings.Contains(string(b), `"a"`) {
+			t.Error("another store is taken for it")
+		}
+	})
+}
+
 func FuzzCheckpoint(f *testing.F) {
 	st, dir := hostile(f)
 	write := func(name string, b []byte) {

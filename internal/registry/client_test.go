@@ -76,7 +76,7 @@ var someLayers = []registrytest.Layer{
 	{Tar: registrytest.RandomTar(2, 4, 10_000), Compression: image.Zstd},
 }
 
-func write(t *testing.T, path, content string) string {
+func write(t testing.TB, path, content string) string {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)

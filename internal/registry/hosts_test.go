@@ -12,7 +12,7 @@ import (
 	"dewpoint/testkit/registrytest"
 )
 
-func chmod(t *testing.T, file string) {
+func chmod(t testing.TB, file string) {
 	t.Helper()
 	if err := os.Chmod(file, 0o755); err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
@@ -84,6 +85,42 @@ func FuzzPagemap(f *testing.F) {
 		}
 		if at != m.size {
 			t.Fatalf("%d, %+v", at, m)
+		}
+	})
+}
+
+// FuzzOrder takes which pages come first, as a neighbour has learned it: what is not there is not pushed, and
+// what is there is pushed once.
+func FuzzOrder(f *testing.F) {
+	f.Add([]byte(`[{"file":"pages-1.img","page":0},{"file":"pages-1.img","page":300},{"file":"pages-1.img","page":1}]`))
+	f.Add([]byte(`[{"file":"../x","page":-1},{"page":9223372036854775807},{}]`))
+	dir := f.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "pages-1.img"), make([]byte, 2*ChunkSize), 0o600); err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var order []Page
+		if json.Unmarshal(b, &order) != nil {
+			return
+		}
+		var p plan
+		p.init(order)
+		defer p.alarm.Stop()
+		p.live, p.hasty = true, true
+		if len(p.order) > len(order) {
+			t.Fatalf("%d of %d", len(p.order), len(order))
+		}
+		for _, k := range p.order {
+			data, err := Dir(dir).Chunk(t.Context(), k.file, k.chunk)
+			if err == nil && (len(data) > ChunkSize || filepath.Base(k.file) != "pages-1.img" || k.chunk < 0 || k.chunk > 1) {
+				t.Fatalf("%+v gives %d bytes", k, len(data))
+			}
+		}
+		p.want("pages-1.img", []int{0, 1})
+		for range 2 {
+			if j, _ := p.nextRest(); j == nil || j.file != "pages-1.img" || j.chunk > 1 {
+				t.Fatalf("%+v", j)
+			}
 		}
 	})
 }

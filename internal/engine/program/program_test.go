@@ -105,3 +105,16 @@ func FuzzELF(f *testing.F) {
 		}
 	})
 }
+
+// FuzzUnexecuted takes the end of a container's output.
+func FuzzUnexecuted(f *testing.F) {
+	f.Add("exec /a: exec format error")
+	f.Add("x\n{\"msg\":\"exec container process `/a`: Permission denied\"}")
+	f.Add("exec container process (missing dynamic library?) `/a`: No such file or directory")
+	f.Fuzz(func(t *testing.T, said string) {
+		file, why := Unexecuted(said)
+		if (file == "") != (why == "") || file != "" && file[0] != '/' {
+			t.Fatalf("%q: %q, %q", said, file, why)
+		}
+	})
+}

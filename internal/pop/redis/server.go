@@ -227,6 +227,10 @@ func (s *server) Members(ctx context.Context, epoch string) ([]pop.Member, error
 	if err != nil {
 		return nil, err
 	}
+	return members(reply)
+}
+
+func members(reply []string) ([]pop.Member, error) {
 	all := make([]pop.Member, len(reply))
 	for i, text := range reply {
 		if err := json.Unmarshal([]byte(text), &all[i]); err != nil {
@@ -256,15 +260,19 @@ func (s *server) Touches(ctx context.Context, epoch, after string, limit int) ([
 	if err != nil {
 		return nil, "", err
 	}
-	touches, position := []pop.Touch{}, after
+	return touches(reply, epoch, after)
+}
+
+func touches(reply [][2]string, epoch, after string) ([]pop.Touch, string, error) {
+	all, position := []pop.Touch{}, after
 	for _, pair := range reply {
 		var t pop.Touch
 		if err := json.Unmarshal([]byte(pair[1]), &t); err != nil {
 			return nil, "", fmt.Errorf("a touch: %w", err)
 		}
-		touches, position = append(touches, t), epoch+"/"+pair[0]
+		all, position = append(all, t), epoch+"/"+pair[0]
 	}
-	return touches, position, nil
+	return all, position, nil
 }
 
 // idIn is the stream's id in a position of the epoch; empty in one of another.
