@@ -32,12 +32,10 @@ func attach(ctx context.Context, c *call) error {
 	}
 	ctx, stop := interruptible(ctx)
 	defer stop()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	std := spec.ExecIO{Stdout: c.cfg.Stdout, Stderr: c.cfg.Stderr}
-	status, err := c.join(ctx, name, has, std, func() { cancel(errLeft) })
+	status, err := c.join(ctx, name, has, std)
 	switch {
-	case errors.Is(context.Cause(ctx), errLeft):
+	case errors.Is(err, errLeft):
 		c.left(name)
 		return nil
 	case ctx.Err() != nil:
@@ -76,9 +74,10 @@ func (k keys) Read(b []byte) (int, error) {
 }
 
 // join passes this command's input, and its terminal's size and keys, to a container, and its output to std
-// where that has writers, until the container has ended. left is called when its user leaves it.
-func (c *call) join(ctx context.Context, name string, has spec.Options, std spec.ExecIO, left func()) (int,
-	error) {
+// where that has writers, until the container has ended, or its user leaves it: errLeft.
+func (c *call) join(ctx context.Context, name string, has spec.Options, std spec.ExecIO) (int, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	if has.Stdin && !c.opt.noStdin {
 		std.Stdin = c.cfg.Stdin
 	}
@@ -91,8 +90,12 @@ func (c *call) join(ctx context.Context, name string, has spec.Options, std spec
 		}
 		defer restore()
 		if std.Stdin != nil {
-			std.Stdin = keys{keyterm.NewEscapeProxy(std.Stdin, detachKeys), left}
+			std.Stdin = keys{keyterm.NewEscapeProxy(std.Stdin, detachKeys), func() { cancel(errLeft) }}
 		}
 	}
-	return c.client.Attach(ctx, name, size, std)
+	status, err := c.client.Attach(ctx, name, size, std)
+	if errors.Is(context.Cause(ctx), errLeft) {
+		err = errLeft
+	}
+	return status, err
 }

@@ -149,12 +149,11 @@ func (f *foreground) join(ctx context.Context, has spec.Options) {
 	if has.TTY {
 		f.show.silence()
 	}
-	_, err := f.c.join(ctx, name, has, spec.ExecIO{}, func() {
-		select {
-		case f.left <- struct{}{}:
-		default:
-		}
-	})
+	_, err := f.c.join(ctx, name, has, spec.ExecIO{})
+	if errors.Is(err, errLeft) {
+		f.left <- struct{}{}
+		return
+	}
 	// That it has ended is told by who waits for it.
 	if err == nil || ctx.Err() != nil {
 		return
@@ -210,7 +209,9 @@ func (f *foreground) tend(ctx context.Context, signals <-chan os.Signal, cancel 
 			return
 		case name = <-f.ready:
 		case <-f.left:
-			leaving = true
+			if leaving = true; name == "" {
+				fmt.Fprintln(f.c.cfg.Stderr, "dew: it is left once it is ready; ctrl-c cancels it")
+			}
 		case s := <-signals:
 			select {
 			case name = <-f.ready: // it was ready before the signal came

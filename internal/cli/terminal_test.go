@@ -320,9 +320,24 @@ func TestRunOnATerminal(t *testing.T) {
 	types("\x10\x11")
 	ends(0)
 
-	dew("attach", "web")
+	// Left before it is ready, the terminal is itself again.
+	dew("run", "-it", "--rm", "--name", "late", "--ready", "log:never", "nginx:1", "cat", "exit", "5")
 	testkit.Eventually(t, "the size is told a third time", func() bool {
 		return strings.Count(p.text(), "80x24\r\n") == 3
+	})
+	types("\x10\x11")
+	p.await(t, "dew: it is left once it is ready; ctrl-c cancels it\r\n")
+	if after, err := unix.IoctlGetTermios(int(p.slave.Fd()), unix.TCGETS); err != nil || *after != *before {
+		t.Errorf("the terminal is not given back: %+v, %v", after, err)
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	ends(130)
+
+	dew("attach", "web")
+	testkit.Eventually(t, "the size is told a fourth time", func() bool {
+		return strings.Count(p.text(), "80x24\r\n") == 4
 	})
 	types("d\x04")
 	ends(5)
