@@ -421,7 +421,8 @@ func TestNameOfAnother(t *testing.T) {
 	t.Cleanup(n.Close)
 	mine := dialWith(t, serveNode(t, ca, &api.Access{Clients: map[string]api.Role{"mine": api.Deploy}}, n),
 		ca.credentials("mine"))
-	ctx := t.Context()
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Limit)
+	defer cancel()
 	for call, act := range map[string]func(name string) error{
 		"stop":    func(name string) error { return mine.Stop(ctx, name, 0) },
 		"start":   func(name string) error { return mine.Start(ctx, name) },
