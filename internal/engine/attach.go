@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -34,6 +35,7 @@ func (e *outputs) Attach(ctx context.Context, id string, s AttachSpec) (Exit, er
 	if err != nil {
 		return Exit{}, fmt.Errorf("attach to container %s: %w", name, err)
 	}
+	id = i.ID()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	has := stdio.Of(i.Labels)
@@ -45,10 +47,16 @@ func (e *outputs) Attach(ctx context.Context, id string, s AttachSpec) (Exit, er
 	}
 	if s.Stdin != nil && has.Stdin {
 		f, err := os.OpenFile(e.cfg.places().Stdin(name), os.O_WRONLY|unix.O_NONBLOCK, 0)
-		if err != nil {
+		if err == nil { // whose name it was may have another one by now
+			if _, err = e.recordOf(ctx, id); err == nil {
+				go e.input(ctx, name, f, s.Stdin, has.TTY)
+			} else {
+				f.Close()
+			}
+		}
+		if err != nil && !errors.Is(err, unix.ENXIO) && !errors.Is(err, os.ErrNotExist) { // it has ended
 			return Exit{}, fmt.Errorf("input of container %s: %w", name, err)
 		}
-		go e.input(ctx, name, f, s.Stdin, has.TTY)
 	}
 	if has.TTY {
 		go e.resize(ctx, name, "", s.Resize, ctx.Done())

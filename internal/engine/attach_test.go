@@ -6,9 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"dewpoint/internal/spec"
 	"dewpoint/testkit"
@@ -112,7 +116,8 @@ func TestAttach(t *testing.T) {
 			Options: spec.Options{Stdin: true}}
 		tty := Spec{Name: "tty", Net: NetNone, Cmd: []string{"talk"},
 			Options: spec.Options{TTY: true, Stdin: true}}
-		for _, s := range []Spec{pipes, tty, {Name: "mute", Net: NetNone, Cmd: []string{"sleep"}}} {
+		silent := Spec{Name: "mute", Net: NetNone, Cmd: []string{"sleep"}, Options: spec.Options{Stdin: true}}
+		for _, s := range []Spec{pipes, tty, silent} {
 			b.run(s)
 		}
 		at, ap := b.attach(t, "tty"), b.attach(t, "pipes")
@@ -165,6 +170,24 @@ func TestAttach(t *testing.T) {
 
 		mute := b.attach(t, "mute")
 		mute.in.Close()
+		testkit.Retry(t, "its input ends", func() error {
+			f, err := os.OpenFile(b.cfg.places().Stdin("mute"), os.O_WRONLY|unix.O_NONBLOCK, 0)
+			if err == nil {
+				f.Close()
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		again := make(chan error)
+		go func() {
+			ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+			defer cancel()
+			_, err := b.Attach(ctx, "mute", AttachSpec{Stdin: strings.NewReader("")})
+			again <- err
+		}()
+		if err := <-again; !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("attach to what has no more input: %v", err)
+		}
 		if err := b.Remove(ctx, "mute", true); err != nil {
 			t.Fatal(err)
 		}
