@@ -1,8 +1,9 @@
 // Package durable writes files that survive a power cut, or are not there.
 //
 // The order is always the same: content into a temporary file, fsync, rename,
-// fsync of the directory. Every fsync of the daemon goes through this package,
-// so that a test can kill the process at each of them in turn (see OnSync).
+// fsync of the directory. Every fsync of the daemon but those in the PoP's shared
+// store goes through this package, so that a test can kill the process at each of
+// them in turn (see OnSync).
 package durable
 
 import (

@@ -334,8 +334,8 @@ func TestManyAtOnce(t *testing.T) {
 	id, data := n.whole(300_000)
 	auth := newAuth(t)
 	s, addr := serve(t, Config{Auth: auth, Content: n})
-	c := client(t, Config{Auth: auth})
-	other := client(t, Config{Auth: auth})
+	c := client(t, Config{Auth: auth, Connect: testkit.Limit})
+	other := client(t, Config{Auth: auth, Connect: testkit.Limit})
 	var all sync.WaitGroup
 	get := func(what func() (io.ReadCloser, error), want []byte) {
 		all.Go(func() {
