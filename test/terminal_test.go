@@ -139,7 +139,8 @@ func TestDeployOnATerminal(t *testing.T) {
 		testkit.Eventually(t, shown, func() bool { return p.shows(shown) })
 	}
 	// A terminal outlives dewd.
-	m.must("run", "-dit", "--name", "talk", "--net", "none", img.Ref, "talk", "-")
+	m.must("run", "-dit", "--name", "talk", "--net", "none", "-e",
+		"LONG="+strings.Repeat("x", 4000), img.Ref, "talk", "-")
 	cmd = dew("attach", "talk")
 	says("first\r", `first\r\nfirst\r\n`) // of the terminal, and of the container
 	m.kill()

@@ -200,6 +200,7 @@ func containerOf(c spec.Container) *pb.Container {
 		Ip:  c.IP, Ports: each(c.Ports, portOf), Created: timeOf(c.Created), Node: c.Node, ReadError: c.ReadError,
 		Caller: c.Caller, Restart: c.Restart, Restarts: int32(c.Restarts), CrashLoop: c.CrashLoop,
 		NextStart: timeOf(c.NextStart), Health: c.Health, HealthError: c.HealthError,
+		Tty: c.TTY, Stdin: c.Stdin,
 	}
 }
 
@@ -211,6 +212,7 @@ func containerFrom(c *pb.Container) spec.Container {
 		ReadError: c.GetReadError(), Caller: c.GetCaller(), Restart: c.GetRestart(),
 		Restarts: int(c.GetRestarts()), CrashLoop: c.GetCrashLoop(), NextStart: timeFrom(c.GetNextStart()),
 		Health: c.GetHealth(), HealthError: c.GetHealthError(),
+		TTY: c.GetTty(), Stdin: c.GetStdin(),
 	}
 }
 

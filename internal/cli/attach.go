@@ -26,10 +26,7 @@ func attach(ctx context.Context, c *call) error {
 	if err != nil {
 		return err
 	}
-	var has spec.Options
-	if i.Request != nil {
-		has = i.Request.Options
-	}
+	has := spec.Options{TTY: i.Container.TTY, Stdin: i.Container.Stdin}
 	ctx, stop := interruptible(ctx)
 	defer stop()
 	std := spec.ExecIO{Stdout: c.cfg.Stdout, Stderr: c.cfg.Stderr}

@@ -8,6 +8,7 @@ import (
 
 	"dewpoint/internal/deploy"
 	"dewpoint/internal/engine"
+	"dewpoint/internal/engine/stdio"
 	"dewpoint/internal/health"
 	"dewpoint/internal/restart"
 	"dewpoint/internal/spec"
@@ -70,6 +71,8 @@ func (c *containers) container(i *engine.Info) spec.Container {
 	out := spec.Container{ID: i.ID(), Name: i.Name, Image: i.Image, Digest: i.Digest.String(),
 		Status: string(i.Status), PID: int(i.Pid), Created: i.Created, Node: c.node,
 		Caller: i.Labels[deploy.LabelCaller]}
+	has := stdio.Of(i.Labels)
+	out.TTY, out.Stdin = has.TTY, has.Stdin
 	if i.Status == engine.Stopped {
 		out.Status = spec.StatusExited
 		if i.Exit != nil {

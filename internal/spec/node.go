@@ -61,6 +61,9 @@ type Container struct {
 	// Health is one of its states, of one that runs and is checked; HealthError says why the last check failed.
 	Health      string `json:"health,omitempty"`
 	HealthError string `json:"health_error,omitempty"`
+
+	TTY   bool `json:"tty,omitempty"`   // its process has a terminal
+	Stdin bool `json:"stdin,omitempty"` // it has an input that Attach can write to
 }
 
 // LogOptions says which output of a container is wanted.

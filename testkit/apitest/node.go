@@ -334,7 +334,8 @@ func (n *Node) create(req spec.Request, img spec.Image) (*container, error) {
 	}
 	n.ids++
 	c := &container{req: req, Container: spec.Container{
-		ID: fmt.Sprintf("%s@%d", req.Name, n.ids), Name: req.Name, Image: req.Image, Digest: img.Digest, Status: spec.StatusRunning,
+		ID: fmt.Sprintf("%s@%d", req.Name, n.ids), Name: req.Name, Image: req.Image, Digest: img.Digest,
+		Status: spec.StatusRunning, TTY: req.TTY, Stdin: req.Stdin,
 		PID:   100 + len(n.containers),
 		Ports: req.Ports, Created: time.Now(), Node: "fake", Caller: req.Terms.Caller,
 		Restart: req.Restart,

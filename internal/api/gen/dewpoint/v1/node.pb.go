@@ -3046,6 +3046,8 @@ type Container struct {
 	NextStart     *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=next_start,json=nextStart,proto3" json:"next_start,omitempty"`       // of one that is restarting
 	Health        string                 `protobuf:"bytes,17,opt,name=health,proto3" json:"health,omitempty"`                              // starting, healthy, unhealthy; empty of one that does not run, or is not checked
 	HealthError   string                 `protobuf:"bytes,18,opt,name=health_error,json=healthError,proto3" json:"health_error,omitempty"` // why the last check failed
+	Tty           bool                   `protobuf:"varint,19,opt,name=tty,proto3" json:"tty,omitempty"`                                   // its process has a terminal
+	Stdin         bool                   `protobuf:"varint,20,opt,name=stdin,proto3" json:"stdin,omitempty"`                               // its process has an input that Attach can write to
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3204,6 +3206,20 @@ func (x *Container) GetHealthError() string {
 		return x.HealthError
 	}
 	return ""
+}
+
+func (x *Container) GetTty() bool {
+	if x != nil {
+		return x.Tty
+	}
+	return false
+}
+
+func (x *Container) GetStdin() bool {
+	if x != nil {
+		return x.Stdin
+	}
+	return false
 }
 
 type InspectRequest struct {
@@ -8315,7 +8331,7 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\fListResponse\x126\n" +
 	"\n" +
 	"containers\x18\x01 \x03(\v2\x16.dewpoint.v1.ContainerR\n" +
-	"containers\"\x99\x04\n" +
+	"containers\"\xc1\x04\n" +
 	"\tContainer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x16\n" +
@@ -8338,7 +8354,9 @@ const file_dewpoint_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"next_start\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\tnextStart\x12\x16\n" +
 	"\x06health\x18\x11 \x01(\tR\x06health\x12!\n" +
-	"\fhealth_error\x18\x12 \x01(\tR\vhealthError\"*\n" +
+	"\fhealth_error\x18\x12 \x01(\tR\vhealthError\x12\x10\n" +
+	"\x03tty\x18\x13 \x01(\bR\x03tty\x12\x14\n" +
+	"\x05stdin\x18\x14 \x01(\bR\x05stdin\"*\n" +
 	"\x0eInspectRequest\x12\x18\n" +
 	"\x04name\x18\x01 \x01(\tB\x04\x88\xb5\x18\x02R\x04name\"\xad\x01\n" +
 	"\x0fInspectResponse\x124\n" +
