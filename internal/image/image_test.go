@@ -389,7 +389,7 @@ func TestReference(t *testing.T) {
 			t.Errorf("%s does not survive: %+v %v", in, back, err)
 		}
 	}
-	for _, in := range []string{"", "x/UPPER", "a b", "x@sha256:1", "../x"} {
+	for _, in := range []string{"example.c_m/a/b:1", "", "x/UPPER", "a b", "x@sha256:1", "../x"} {
 		if r, err := ParseReference(in); err == nil {
 			t.Errorf("%q is %s", in, r)
 		}

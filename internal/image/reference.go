@@ -24,6 +24,9 @@ func ParseReference(s string) (Reference, error) {
 		return Reference{}, fmt.Errorf("image reference %q: %w", s, err)
 	}
 	r := Reference{Host: reference.Domain(n), Path: reference.Path(n)}
+	if r.Host == "" { // as of one that has an underscore
+		return Reference{}, fmt.Errorf("image reference %q: a registry's host has letters, digits, dots and hyphens", s)
+	}
 	if t, ok := n.(reference.Tagged); ok {
 		r.Tag = t.Tag()
 	}
