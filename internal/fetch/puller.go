@@ -3,9 +3,10 @@
 //
 // A pull is: manifest and configuration, from the catalog or the registry; a
 // fill for each layer that the store lacks, shared with every other pull that
-// wants it; and two moments to wait for, when all layers are readable and when
-// all are complete. The fills belong to the contexts of those who wait: when
-// the last one is gone a fill ends, and its progress stays for the next.
+// wants it, from the registry or from a blob that containerd has (Stored); and
+// two moments to wait for, when all layers are readable and when all are
+// complete. The fills belong to the contexts of those who wait: when the last
+// one is gone a fill ends, and its progress stays for the next.
 //
 // A Puller is put together of parts, each with its state and its lock:
 //
